@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <launcher/cores.h>
+#include <launcher/environment.h>
+#include <string_view>
+#include <sys/random.h>
+#include <time.h>
+
+#include <fmt/format.h>
+
+namespace ddp::launcher {
+namespace {
+
+/// Set for every worker, whatever the launcher's own environment has: it may itself have been
+/// started by a launcher.
+constexpr std::array<std::string_view, 17> kOverridden = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+    kListenFdVariable,
+};
+
+}  // namespace
+
+WorkerEnvironment::WorkerEnvironment(const char* const* inherited, const Options& options,
+                                     const Master& master)
+    : options_(options), listen_fd_(master.reserved.get()) {
+  bool has_omp_threads = false;
+  bool has_nccl_handling = false;
+  bool has_gloo_interface = false;
+  for (; *inherited != nullptr; ++inherited) {
+    const std::string_view entry = *inherited;
+    const std::string_view name = entry.substr(0, entry.find('='));
+    if (std::find(kOverridden.begin(), kOverridden.end(), name) != kOverridden.end()) continue;
+    has_omp_threads |= name == "OMP_NUM_THREADS";
+    has_nccl_handling |= name == "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+    has_gloo_interface |= name == "GLOO_SOCKET_IFNAME";
+    kept_.push_back(*inherited);
+  }
+
+  const std::string world_size = std::to_string(options.world_size());
+  set(common_, "WORLD_SIZE", world_size);
+  set(common_, "LOCAL_WORLD_SIZE", std::to_string(options.nproc_per_node));
+  set(common_, "GROUP_RANK", std::to_string(options.node_rank));
+  set(common_, "GROUP_WORLD_SIZE", std::to_string(options.nnodes));
+  set(common_, "ROLE_NAME", "default");
+  set(common_, "ROLE_WORLD_SIZE", world_size);
+  set(common_, "MASTER_ADDR", master.address);
+  set(common_, "MASTER_PORT", std::to_string(master.port));
+  set(common_, "TORCHELASTIC_RESTART_COUNT", "0");
+  set(common_, "TORCHELASTIC_MAX_RESTARTS", "0");
+  // The launchers of several nodes do not talk to each other: only a constant is the same on all.
+  set(common_, "TORCHELASTIC_RUN_ID", options.nnodes == 1 ? make_run_id() : "none");
+  // Rank 0 serves the store itself.
+  set(common_, "TORCHELASTIC_USE_AGENT_STORE", "False");
+  if (!has_nccl_handling) set(common_, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+  if (!has_omp_threads && options.nproc_per_node > 1) {
+    set(common_, "OMP_NUM_THREADS",
+        std::to_string(std::max(1, available_cores() / options.nproc_per_node)));
+  }
+  if (!has_gloo_interface && master.loopback) set(common_, "GLOO_SOCKET_IFNAME", "lo");
+}
+
+void WorkerEnvironment::set(std::vector<std::string>& to, const char* name,
+                            const std::string& value) {
+  to.push_back(fmt::format("{}={}", name, value));
+}
+
+char* const* WorkerEnvironment::of(int local_rank) {
+  const std::string rank = std::to_string(options_.rank(local_rank));
+  own_.clear();
+  set(own_, "RANK", rank);
+  set(own_, "LOCAL_RANK", std::to_string(local_rank));
+  set(own_, "ROLE_RANK", rank);
+  if (listen_fd_ >= 0 && options_.rank(local_rank) == 0) {
+    set(own_, kListenFdVariable, std::to_string(listen_fd_));
+  }
+
+  pointers_.clear();
+  // execve takes pointers to char for the sake of old programs; it does not write.
+  for (const char* entry : kept_) pointers_.push_back(const_cast<char*>(entry));
+  for (std::string& entry : common_) pointers_.push_back(entry.data());
+  for (std::string& entry : own_) pointers_.push_back(entry.data());
+  pointers_.push_back(nullptr);
+  return pointers_.data();
+}
+
+std::string make_run_id() {
+  uint64_t bits = 0;
+  if (::getrandom(&bits, sizeof(bits), GRND_NONBLOCK) != static_cast<ssize_t>(sizeof(bits))) {
+    timespec now{};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    bits = static_cast<uint64_t>(now.tv_nsec) ^ (static_cast<uint64_t>(now.tv_sec) << 32);
+  }
+  return fmt::format("{:016x}", bits);
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,72 @@
+// launch: starts the processes of a data-parallel job on this node. See docs/launcher.md.
+
+#include <cstdlib>
+#include <exception>
+#include <fcntl.h>
+#include <launcher/environment.h>
+#include <launcher/error.h>
+#include <launcher/guardian.h>
+#include <launcher/job.h>
+#include <launcher/message.h>
+#include <launcher/options.h>
+#include <span>
+#include <string>
+#include <unistd.h>
+#include <utility>
+
+namespace {
+
+using namespace ddp::launcher;
+
+/// A file opened later must not become standard input, output or error by accident.
+void fill_standard_fds() {
+  while (true) {
+    const int fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (fd > STDERR_FILENO || fd < 0) {
+      ::close(fd);
+      return;
+    }
+    ::fcntl(fd, F_SETFD, 0);
+  }
+}
+
+/// A launcher started by a worker of another launcher has that one's socket: its own workers must
+/// not.
+void drop_inherited_socket() {
+  const char* number = ::getenv(kListenFdVariable);
+  const int fd = number != nullptr ? std::atoi(number) : 0;
+  if (fd > STDERR_FILENO) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+void print(const std::string& text) {
+  [[maybe_unused]] const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
+}
+
+int run(int argc, char** argv) {
+  Options options = parse_options(std::span<const char* const>(argv, static_cast<size_t>(argc)));
+  if (options.help) {
+    print(help_text());
+    return 0;
+  }
+  if (options.version) {
+    print("launch " DDP_VERSION "\n");
+    return 0;
+  }
+  drop_inherited_socket();
+  return run_job(prepare_job(std::move(options)), argc, argv);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  fill_standard_fds();
+  try {
+    return run(argc, argv);
+  } catch (const Error& error) {
+    print_message(error.what());
+    return error.status();
+  } catch (const std::exception& error) {
+    print_message(error.what());
+    return ExitStatus::kSetup;
+  }
+}

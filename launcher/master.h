@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <launcher/options.h>
+#include <launcher/unique_fd.h>
+#include <string>
+
+namespace ddp::launcher {
+
+/// Where the workers meet: rank 0 serves a store there.
+struct Master {
+  std::string address;    ///< MASTER_ADDR
+  uint16_t port = 0;      ///< MASTER_PORT
+  UniqueFd reserved;      ///< the socket that holds the port, see Note [Reserving a port]
+  bool loopback = false;  ///< chosen by the launcher: nothing of the job needs another interface
+};
+
+/// Decides where the workers meet. With a port given, checks that rank 0 can have it (where rank 0
+/// will be on this node); on one node without a port, reserves a free one.
+/// Throws Error for a host without an address and for a port in use, naming it.
+Master choose_master(const Options& options);
+
+}  // namespace ddp::launcher

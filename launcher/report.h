@@ -1,0 +1,21 @@
+#pragma once
+
+#include <launcher/worker.h>
+#include <string>
+#include <vector>
+
+namespace ddp::launcher {
+
+/// "exited with code 7", "was killed by SIGSEGV (core dumped)".
+std::string describe_end(const Worker& worker);
+
+/// What is said when a worker failed. `failures` are the indices of the workers that ended badly of
+/// their own, in the order of their ends: the first is the root cause. Workers that the launcher
+/// stopped are listed as such and are never shown as failures.
+std::string failure_report(const std::vector<Worker>& workers, const std::vector<size_t>& failures,
+                           const std::string& host, const std::string& program);
+
+/// What is said when the job ended because `signal` was sent to the launcher.
+std::string stop_report(const std::vector<Worker>& workers, int signal);
+
+}  // namespace ddp::launcher

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <chrono>
+#include <sys/types.h>
+
+namespace ddp::launcher {
+
+/// One worker process: who it is, and how it ended once it has.
+struct Worker {
+  enum class End {
+    kRunning,
+    kExited,    ///< code in `code`
+    kSignaled,  ///< signal in `code`
+  };
+
+  int rank = 0;
+  int local_rank = 0;
+  pid_t pid = 0;
+  std::chrono::system_clock::time_point started;
+
+  End end = End::kRunning;
+  int code = 0;
+  bool core_dumped = false;
+  std::chrono::system_clock::time_point ended;
+  bool stopped = false;  ///< ended after the launcher had told it to
+
+  bool running() const { return end == End::kRunning; }
+  bool failed() const { return end == End::kSignaled || (end == End::kExited && code != 0); }
+
+  /// Its exit status as a shell gives it.
+  int status() const { return end == End::kSignaled ? 128 + code : code; }
+
+  /// Takes over a status as wait gives it.
+  void ended_with(int wait_status);
+};
+
+}  // namespace ddp::launcher
