@@ -1,0 +1,81 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <ddp/distributed_data_parallel_options.h>
+#include <ddp/reducer/reducer.h>
+
+namespace ddp {
+
+/// What `no_sync()` returns: gradients stay local until it is destroyed. May be nested. It keeps the
+/// wrapper alive, and is destroyed on the thread that made it.
+class [[nodiscard]] NoSyncGuard {
+ public:
+  ~NoSyncGuard();
+  NoSyncGuard(const NoSyncGuard&) = delete;
+  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
+
+ private:
+  friend class DistributedDataParallelBase;
+  explicit NoSyncGuard(std::shared_ptr<class DistributedDataParallelBase> model);
+  std::shared_ptr<class DistributedDataParallelBase> model_;
+  bool previous_;
+};
+
+/// The part of the wrapper that does not depend on the wrapped module's type.
+///
+/// Thread safety: used by the thread that trains, one at a time.
+class DistributedDataParallelBase : public torch::nn::Module {
+ public:
+  /// The parameters, each once: LibTorch's own list has a parameter that is registered twice (tied
+  /// weights) twice, and an optimizer would then step it twice.
+  std::vector<at::Tensor> parameters() const;
+  /// The same with their names, as Python's: "module.fc.weight".
+  torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
+
+  /// Gradients accumulate locally while the guard lives; the first backward after it reduces the sum.
+  /// A forward and its backward both belong inside, or both outside: the forward decides.
+  ///
+  ///     {
+  ///       auto guard = model->no_sync();
+  ///       loss(model->forward(first)).backward();
+  ///     }
+  ///     loss(model->forward(second)).backward();  // averages both
+  NoSyncGuard no_sync();
+
+  /// The flag behind `no_sync()`.
+  void set_require_backward_grad_sync(bool require);
+  bool require_backward_grad_sync() const { return require_sync_; }
+
+  /// Replaces the averaging all-reduce of the buckets; once, on every rank alike.
+  void register_comm_hook(CommHook hook);
+
+  const ProcessGroup& process_group() const { return group_; }
+  const DistributedDataParallelOptions& options() const { return options_; }
+  const std::shared_ptr<Reducer>& reducer() const { return reducer_; }
+
+ protected:
+  DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options);
+
+  /// Around the wrapped module's forward.
+  void before_forward();
+
+ private:
+  void synchronize_module_states();
+  void broadcast_buffers();
+
+  DistributedDataParallelOptions options_;
+  std::shared_ptr<torch::nn::Module> wrapped_;
+  ProcessGroup group_;
+  std::shared_ptr<Reducer> reducer_;
+  bool require_sync_ = true;
+  bool buffers_are_due_ = true;
+  std::uint64_t passes_seen_ = 0;
+};
+
+}  // namespace ddp

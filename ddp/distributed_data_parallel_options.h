@@ -1,0 +1,32 @@
+#pragma once
+
+#include <optional>
+
+#include <torch/arg.h>
+
+#include <ddp/process_group/process_group.h>
+
+namespace ddp {
+
+/// Options of `DistributedDataParallel`, with Python's names and defaults.
+class DistributedDataParallelOptions {
+ public:
+  /// The group whose ranks train together; empty: the default group.
+  TORCH_ARG(ProcessGroup, process_group);
+  /// Whether rank 0's buffers (running statistics) go to all ranks before the first forward of a step.
+  TORCH_ARG(bool, broadcast_buffers) = true;
+  /// Whether construction verifies that the models agree and gives rank 0's values to all ranks.
+  TORCH_ARG(bool, init_sync) = true;
+  /// Size at which a bucket is closed, in MiB; 25 where not given.
+  TORCH_ARG(std::optional<double>, bucket_cap_mb);
+  /// Size of the first bucket, in MiB; 1 where neither is given, else `bucket_cap_mb`.
+  TORCH_ARG(std::optional<double>, first_bucket_cap_mb);
+  /// A parameter that takes no part in a pass contributes zeros instead of being an error. Costs a
+  /// small all-reduce a pass and the better bucket layout.
+  TORCH_ARG(bool, find_unused_parameters) = false;
+  /// Gradients that the program keeps beyond a pass may be overwritten by the next one. (With false
+  /// they are not; neither copies them back from the buckets.)
+  TORCH_ARG(bool, gradient_as_bucket_view) = false;
+};
+
+}  // namespace ddp

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/arg.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace ddp {
+
+/// A group of ranks that communicate: c10d's own type. An empty one means the default group.
+using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+/// Options of `init_process_group`.
+class InitProcessGroupOptions {
+ public:
+  InitProcessGroupOptions() = default;
+  /* implicit */ InitProcessGroupOptions(std::string backend) : backend_(std::move(backend)) {}
+  /* implicit */ InitProcessGroupOptions(const char* backend) : backend_(backend) {}
+
+  /// "" (the best one for this build and machine) or "gloo".
+  TORCH_ARG(std::string, backend);
+  /// Where the ranks meet: `env://` (what the launcher sets), `tcp://host:port`, `file:///path`.
+  TORCH_ARG(std::string, init_method);
+  /// This process's rank and the number of ranks; -1: from the environment or the address's query.
+  TORCH_ARG(int, rank) = -1;
+  TORCH_ARG(int, world_size) = -1;
+  /// Bound of every wait: for the others to come, and of each collective.
+  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
+  /// A store of the program's own, in place of `init_method`; needs `rank` and `world_size`.
+  TORCH_ARG(c10::intrusive_ptr<c10d::Store>, store);
+};
+
+/// Makes the default process group. Every rank calls it once, before anything else of ddp; it
+/// returns when all ranks have come.
+///
+/// Not thread-safe. Throws UsageError (a missing or malformed variable, a rank out of range, a port
+/// in use, an unknown host, a second call) or CommunicationError (a rank did not come within
+/// `timeout`); then no group exists, and nothing is left open.
+///
+///     ddp::init_process_group();                          // as `launch` set the environment
+///     ddp::init_process_group(ddp::InitProcessGroupOptions("gloo").timeout(std::chrono::seconds(60)));
+void init_process_group(const InitProcessGroupOptions& options = {});
+
+/// Closes the default group (or `group` alone, where one is given). Every rank calls it at its end.
+///
+/// The rank whose process serves the store leaves last: it waits until every C++ rank has called
+/// this (at most the group's timeout and 5 minutes; a few seconds where the group has failed).
+/// Without a group it does nothing. Not thread-safe; never throws for what the other ranks do.
+void destroy_process_group(const ProcessGroup& group = {});
+
+/// Whether the default group exists.
+bool is_initialized();
+
+/// The default group. Throws UsageError where there is none.
+ProcessGroup default_group();
+
+/// This process's rank in `group`, from 0 to get_world_size() - 1. Throws UsageError without a group.
+int get_rank(const ProcessGroup& group = {});
+
+/// The number of ranks in `group`. Throws UsageError without a group.
+int get_world_size(const ProcessGroup& group = {});
+
+/// The name of the group's backend, as "gloo".
+std::string get_backend(const ProcessGroup& group = {});
+
+/// This process's number on its node, from LOCAL_RANK; 0 where that is not set.
+/// Throws UsageError where the variable is malformed.
+int local_rank();
+
+/// The number of this job's processes on this node, from LOCAL_WORLD_SIZE; 1 where that is not set.
+int local_world_size();
+
+/// The device that this rank trains on: the CPU with Gloo.
+c10::Device local_device();
+
+}  // namespace ddp

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <ddp/reducer/failure_channel.h>
+
+namespace ddp::detail {
+
+/// What the C++ ranks of one group tell each other over the group's store, beside Python's wire
+/// protocol: who is a C++ rank, whether their models agree, why one left, and good-byes.
+///
+/// A Python rank in the same group never announces itself and is never waited for.
+/// Every wait is bounded, also where the store's own rank is stopped or dead.
+/// Thread-safe.
+class StoreChannel final : public FailureChannel {
+ public:
+  /// `store` is the group's (already prefixed); the channel talks over a connection of its own.
+  StoreChannel(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+               std::chrono::milliseconds timeout);
+
+  /// Says that this rank is a C++ rank. To be called before the backend connects the ranks.
+  void announce();
+  /// Learns which ranks announced themselves. To be called after the backend has connected them.
+  void find_members();
+  /// For a group made by the program itself: takes every rank for a C++ rank.
+  void assume_all_members();
+  /// The group whose connections `abort` closes.
+  void set_process_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
+
+  const std::vector<int>& members() const { return members_; }
+  bool all_are_members() const { return static_cast<int>(members_.size()) == world_size_; }
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+  /// Decides something on all C++ ranks alike: the lowest of them gets what each contributed (in
+  /// the order of `members()`) and its `judge` returns the verdict that every rank then gets.
+  /// `what` ends the sentence "rank 1 has not ..." of the error after the timeout.
+  std::string decide(const std::string& name, const std::string& contribution,
+                     const std::function<std::string(const std::vector<std::string>&)>& judge,
+                     const std::string& what);
+
+  /// A number that is the same on all ranks if they all call this in the same order.
+  std::uint64_t next_id() { return next_id_++; }
+
+  /// Says good-bye; where `wait_for_others`, waits until every C++ rank has, at most `patience`.
+  /// Returns the ranks that have not.
+  std::vector<int> say_goodbye(bool wait_for_others, std::chrono::milliseconds patience);
+
+  /// Whether this rank aborted the group or saw a collective fail.
+  bool failed() const;
+
+  bool all_failed(const std::string& scope, std::uint64_t pass, const std::string& report,
+                  std::chrono::milliseconds patience) override;
+  void abort(const std::string& report) override;
+  std::string reports_of_others(std::chrono::milliseconds patience) override;
+
+ private:
+  std::string text_of(const std::string& key);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group_;
+  const int rank_;
+  const int world_size_;
+  const std::chrono::milliseconds timeout_;
+  std::vector<int> members_;
+  std::uint64_t next_id_ = 0;
+  mutable std::mutex mutex_;
+  bool failed_ = false;
+};
+
+}  // namespace ddp::detail

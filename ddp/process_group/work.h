@@ -1,0 +1,41 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace ddp {
+
+namespace detail {
+class StoreChannel;
+}  // namespace detail
+
+/// A collective in flight, or finished. What a collective with `async_op(true)` returns; the
+/// tensors given to it must not be touched before `wait()` has returned. Copies share the work.
+///
+/// Thread safety: as the c10d work behind it; one thread waits.
+class Work {
+ public:
+  Work() = default;
+  Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<detail::StoreChannel> channel, std::string name);
+
+  /// Blocks until the collective is done. Throws CommunicationError, which names the collective and
+  /// what is known of the other ranks; the group is not usable after that.
+  void wait();
+
+  /// Whether `wait()` would return at once (or throw at once).
+  bool is_completed() const;
+
+  /// The c10d work; null for a default-constructed one.
+  const c10::intrusive_ptr<c10d::Work>& get() const { return work_; }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::shared_ptr<detail::StoreChannel> channel_;
+  std::string name_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace ddp {
+
+/// A parameter that the reducer looks after, with its full name for messages.
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// Gradients of one dtype and device in one flat tensor, which is all-reduced as a whole. Complex
+/// gradients are stored as pairs of reals.
+///
+/// See Note [Gradients as aliases]. Not thread-safe; the reducer serialises.
+class Bucket {
+ public:
+  /// `indices` are positions in `parameters`, which outlives the bucket.
+  Bucket(const std::vector<NamedParameter>& parameters, std::vector<std::size_t> indices);
+
+  const std::vector<std::size_t>& indices() const { return indices_; }
+  /// The tensor that is communicated: one-dimensional, contiguous.
+  const at::Tensor& flat() const { return flat_; }
+  std::int64_t bytes() const { return flat_.numel() * flat_.element_size(); }
+
+  /// Collects this pass's gradients, multiplied by `factor`, and makes them the parameters'
+  /// gradients. A parameter without a gradient contributes zeros. `used[i] == 0`: this pass gave
+  /// parameter i no gradient, so that an older one only contributes and is left as it is.
+  /// `keep_gradients`: what the program still holds of earlier gradients is not overwritten.
+  void fill(const std::vector<NamedParameter>& parameters, double factor, bool keep_gradients,
+            const std::vector<std::int32_t>& used);
+
+  /// Takes `result` (of the bucket's size) for the reduced values, where a hook made another tensor.
+  void take_result(const at::Tensor& result);
+
+  /// After the reduction: completes those gradients that `fill` could not. `used_anywhere` empty:
+  /// every parameter counts as used on some rank.
+  void finish(const std::vector<NamedParameter>& parameters, const std::vector<std::int32_t>& used_anywhere);
+
+  /// The gradients' offsets, lengths and sizes in `flat()`, for communication hooks.
+  std::vector<std::size_t> offsets() const;
+  std::vector<std::size_t> lengths() const;
+  std::vector<c10::IntArrayRef> sizes() const;
+
+  /// Parameters still awaited in this pass; kept by the reducer.
+  std::size_t pending = 0;
+
+ private:
+  enum class State : std::uint8_t {
+    kInstalled,  // copied in; the alias is the parameter's gradient now
+    kInPlace,    // the gradient was the alias already
+    kCopyBack,   // the gradient has a graph of its own (create_graph): values are copied into it
+    kUnused,     // no gradient in this pass on this rank
+  };
+
+  struct Slot {
+    at::TensorOptions options;
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+    std::int64_t offset = 0;  // in elements of the parameter's dtype
+    std::int64_t numel = 0;
+    at::Tensor alias;
+    State state = State::kInstalled;
+  };
+
+  void allocate();
+  bool is_kept_elsewhere(const std::vector<NamedParameter>& parameters) const;
+
+  std::vector<std::size_t> indices_;
+  std::vector<Slot> slots_;
+  at::TensorOptions flat_options_;
+  std::int64_t flat_numel_ = 0;
+  at::Tensor flat_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace ddp {
+
+/// How the reducer tells the other ranks that a backward pass failed, and hears whether theirs
+/// did: beside the collectives, never on a path that succeeds. See Note [A failed pass].
+///
+/// Thread safety: calls are serialised by the reducer.
+class FailureChannel {
+ public:
+  virtual ~FailureChannel() = default;
+
+  /// Says that this rank failed pass `pass` of the reducer named `scope`, and waits up to `patience`
+  /// for every other rank to say the same. True: all ranks failed this pass, and each of them knows
+  /// it. Never throws.
+  virtual bool all_failed(const std::string& scope, std::uint64_t pass, const std::string& report,
+                          std::chrono::milliseconds patience) = 0;
+
+  /// Leaves the group for good: publishes `report` for the other ranks and closes this rank's
+  /// connections, so that their collectives end. Never throws.
+  virtual void abort(const std::string& report) = 0;
+
+  /// What is known of the other ranks after a collective failed: one line for each that has
+  /// published why it left, and one that lists those that have not been heard of within `patience`.
+  /// Empty where nothing is known. Never throws.
+  virtual std::string reports_of_others(std::chrono::milliseconds patience) = 0;
+};
+
+}  // namespace ddp

@@ -1,0 +1,537 @@
+#include <ddp/reducer/reducer.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <ddp/error.h>
+#include <ddp/error_text.h>
+
+// Note [Reducer state machine]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A *pass* opens when the first hook fires while the reducer synchronises, and closes at the end of
+// the backward() call, in a callback that this first hook queues on the autograd engine. So a pass
+// that should have reduced every gradient and could not is an error of that very backward(), not of
+// the next forward.
+//
+// A parameter is ready when its hook has fired; it may fire again (a checkpoint) until its bucket is
+// launched. A bucket is launched when all of its parameters are ready *and* every bucket before it
+// was launched: the order of the collectives is then the same on all ranks, whatever the order of
+// the hooks.
+//
+// Two traps of the engine:
+// - Inside a re-entrant backward (a checkpoint that calls backward() in its own backward) the
+//   callback runs at the end of the *nested* graph task, when torch::autograd::get_current_node() is
+//   not null. The pass stays open, and the next hook of another graph task queues a callback there.
+// - An exception in any node or hook drops the queued callbacks without calling them. The callback's
+//   state then dies uncalled, which is how the reducer hears of it (EndOfBackward).
+//
+// Note [A failed pass]
+// ~~~~~~~~~~~~~~~~~~~~
+// What is begun on the wire is ended on the wire. A pass may die on every rank alike (a layer that
+// no rank used) or on one of them (an exception there). The dying rank says so over the failure
+// channel and waits shortly for the same word from the others. If all of them failed this pass, each
+// completes the buckets that are not launched yet, throws the values away, and the next pass is
+// clean. Otherwise the rank leaves the group: it publishes why and closes its connections, so that its
+// peers, which wait for its part of a bucket, end with an error that carries its words instead of
+// waiting for a timeout or averaging with something else.
+
+namespace ddp {
+namespace {
+
+// How long a rank whose pass died waits to hear that it died everywhere. Peers of a single dying
+// rank hang for as long as this.
+constexpr std::chrono::milliseconds kFailurePatience(2000);
+// How long a rank whose collective failed waits for the others' reports.
+constexpr std::chrono::milliseconds kReportPatience(1500);
+
+std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& parameters) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& parameter : parameters) {
+    tensors.push_back(parameter.tensor);
+  }
+  return tensors;
+}
+
+}  // namespace
+
+/// What the engine holds until the end of backward: called, or destroyed uncalled after an exception.
+struct Reducer::EndOfBackward {
+  std::weak_ptr<Reducer> reducer;
+  std::uint64_t pass = 0;
+  int task = -1;
+  bool called = false;
+
+  EndOfBackward() = default;
+  EndOfBackward(const EndOfBackward&) = delete;
+  EndOfBackward& operator=(const EndOfBackward&) = delete;
+  ~EndOfBackward() {
+    if (called) {
+      return;
+    }
+    if (const auto alive = reducer.lock()) {
+      alive->backward_died(pass);
+    }
+  }
+};
+
+std::shared_ptr<Reducer> Reducer::create(std::vector<NamedParameter> parameters,
+                                         c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                                         std::shared_ptr<FailureChannel> channel, std::string scope,
+                                         const ReducerOptions& options) {
+  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(process_group), std::move(channel),
+                                               std::move(scope), options));
+  reducer->install_hooks();
+  return reducer;
+}
+
+Reducer::Reducer(std::vector<NamedParameter> parameters, c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                 std::shared_ptr<FailureChannel> channel, std::string scope, const ReducerOptions& options)
+    : parameters_(std::move(parameters)),
+      process_group_(std::move(process_group)),
+      channel_(std::move(channel)),
+      scope_(std::move(scope)),
+      options_(options),
+      factor_(1.0 / process_group_->getSize()),
+      ready_(parameters_.size(), 0),
+      used_(parameters_.size(), 0) {
+  // As c10d: one bucket a dtype and device until the order of readiness is known; with unused
+  // parameters it is never known for sure, and the size limits hold from the start.
+  constexpr auto kNoLimit = std::numeric_limits<std::size_t>::max();
+  set_buckets(assign_buckets(tensors_of(parameters_),
+                             options_.find_unused_parameters
+                                 ? std::vector<std::size_t>{options_.first_bucket_cap, options_.bucket_cap}
+                                 : std::vector<std::size_t>{kNoLimit}));
+}
+
+Reducer::~Reducer() {
+  for (const auto& remove : remove_hooks_) {
+    remove();
+  }
+}
+
+void Reducer::install_hooks() {
+  for (std::size_t index = 0; index < parameters_.size(); ++index) {
+    // The accumulator lives as long as somebody holds it: the hook would vanish with it.
+    auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[index].tensor);
+    using torch::autograd::utils::LambdaPostHook;
+    const auto key = accumulator->add_post_hook(std::make_unique<LambdaPostHook>(
+        [this, index](const torch::autograd::variable_list& outputs, const torch::autograd::variable_list& inputs) {
+          on_gradient(index, !inputs.empty() && inputs.front().defined());
+          return outputs;
+        }));
+    remove_hooks_.emplace_back([accumulator, key] { accumulator->del_post_hook(key); });
+  }
+}
+
+void Reducer::set_buckets(BucketAssignment assignment) {
+  buckets_.clear();
+  bucket_of_.assign(parameters_.size(), 0);
+  for (auto& indices : assignment) {
+    for (const auto index : indices) {
+      bucket_of_[index] = buckets_.size();
+    }
+    buckets_.emplace_back(parameters_, std::move(indices));
+  }
+  in_flight_.assign(buckets_.size(), {});
+}
+
+void Reducer::set_synchronize(bool synchronize) {
+  const std::lock_guard lock(mutex_);
+  synchronize_ = synchronize;
+}
+
+void Reducer::register_comm_hook(CommHook hook) {
+  const std::lock_guard lock(mutex_);
+  if (hook_) {
+    throw UsageError(who() + "register_comm_hook: a communication hook is registered already; there can be one");
+  }
+  if (open_) {
+    throw UsageError(who() + "register_comm_hook: a backward pass is under way; register the hook before it");
+  }
+  hook_ = std::move(hook);
+}
+
+BucketAssignment Reducer::bucket_assignment() const {
+  const std::lock_guard lock(mutex_);
+  BucketAssignment assignment;
+  for (const auto& bucket : buckets_) {
+    assignment.push_back(bucket.indices());
+  }
+  return assignment;
+}
+
+bool Reducer::has_rebuilt_buckets() const {
+  const std::lock_guard lock(mutex_);
+  return rebuilt_;
+}
+
+std::string Reducer::who() const {
+  return fmt::format("rank {} of {}: ", process_group_->getRank(), process_group_->getSize());
+}
+
+std::string Reducer::describe(std::size_t bucket) const {
+  const auto& indices = buckets_[bucket].indices();
+  if (indices.size() == 1) {
+    return fmt::format("bucket {} of {} ({})", bucket, buckets_.size(), parameters_[indices.front()].name);
+  }
+  return fmt::format("bucket {} of {} ({} ... {}, {} parameters)", bucket, buckets_.size(),
+                     parameters_[indices.front()].name, parameters_[indices.back()].name, indices.size());
+}
+
+std::string Reducer::describe_missing() const {
+  constexpr std::size_t kShown = 20;
+  std::string text;
+  std::size_t count = 0;
+  for (std::size_t index = 0; index < parameters_.size(); ++index) {
+    if (ready_[index] != 0) {
+      continue;
+    }
+    if (++count <= kShown) {
+      const auto& parameter = parameters_[index];
+      text += fmt::format("\n  {}{}", parameter.name,
+                          parameter.tensor.requires_grad() ? "" : " (it does not require a gradient any more)");
+    }
+  }
+  if (count > kShown) {
+    text += fmt::format("\n  and {} more", count - kShown);
+  }
+  return text;
+}
+
+// ---- A pass ----
+
+void Reducer::on_gradient(std::size_t index, bool defined) {
+  const std::lock_guard lock(mutex_);
+  if (defined) {
+    used_[index] = 1;
+  }
+  if (!synchronize_) {
+    return;
+  }
+  if (!failure_.empty()) {
+    throw CommunicationError(who() + failure_);
+  }
+  if (!open_) {
+    begin_pass();
+  }
+  queue_end_of_backward();
+  const auto bucket = bucket_of_[index];
+  if (bucket < next_bucket_) {
+    pending_report_ = fmt::format(
+        "{}a gradient for {} came a second time in this backward pass, after its bucket had been sent. A parameter "
+        "may be used several times in one forward, but not by several re-entrant checkpoints, and not by two "
+        "DistributedDataParallel wrappers.",
+        who(), parameters_[index].name);
+    throw UsageError(pending_report_);
+  }
+  if (parameters_[index].tensor.grad().defined() && parameters_[index].tensor.grad().is_sparse()) {
+    pending_report_ = fmt::format(
+        "{}the gradient of {} is sparse, which is not supported: build the embedding with sparse(false)", who(),
+        parameters_[index].name);
+    throw UsageError(pending_report_);
+  }
+  if (ready_[index] == 0) {
+    ready_[index] = 1;
+    if (!rebuilt_) {
+      arrival_.push_back(index);
+    }
+    if (--buckets_[bucket].pending == 0) {
+      launch_full_buckets();
+    }
+  }
+}
+
+void Reducer::begin_pass() {
+  open_ = true;
+  ++pass_;
+  next_bucket_ = 0;
+  std::fill(ready_.begin(), ready_.end(), 0);
+  arrival_.clear();
+  queued_tasks_.clear();
+  pending_report_.clear();
+  for (auto& bucket : buckets_) {
+    bucket.pending = bucket.indices().size();
+  }
+}
+
+void Reducer::queue_end_of_backward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (std::find(queued_tasks_.begin(), queued_tasks_.end(), task) != queued_tasks_.end()) {
+    return;
+  }
+  auto end = std::make_shared<EndOfBackward>();
+  end->reducer = weak_from_this();
+  end->pass = pass_;
+  end->task = task;
+  torch::autograd::Engine::get_default_engine().queue_callback([end] {
+    end->called = true;
+    if (const auto reducer = end->reducer.lock()) {
+      reducer->end_of_backward(end->pass, end->task);
+    }
+  });
+  queued_tasks_.push_back(task);
+}
+
+void Reducer::launch_full_buckets() {
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
+    // Counted first: a bucket whose launch throws counts as begun.
+    launch(next_bucket_++);
+  }
+}
+
+void Reducer::launch(std::size_t index) {
+  auto& bucket = buckets_[index];
+  bucket.fill(parameters_, hook_ ? 1.0 : factor_, !options_.gradient_as_bucket_view, used_);
+  auto& in_flight = in_flight_[index];
+  if (hook_) {
+    std::vector<at::Tensor> parameters;
+    for (const auto parameter : bucket.indices()) {
+      parameters.push_back(parameters_[parameter].tensor);
+    }
+    c10d::GradBucket native(index, buckets_.size(), bucket.flat(), bucket.offsets(), bucket.lengths(), bucket.sizes(),
+                            std::move(parameters), std::nullopt);
+    in_flight.future = hook_(native);
+    return;
+  }
+  std::vector<at::Tensor> tensors{bucket.flat()};
+  try {
+    in_flight.work = process_group_->allreduce(tensors);
+  } catch (const std::exception& error) {
+    communication_failed("the all-reduce of " + describe(index), detail::concise(error));
+  }
+}
+
+void Reducer::end_of_backward(std::uint64_t pass, int task) {
+  const std::lock_guard lock(mutex_);
+  if (!open_ || pass != pass_) {
+    return;
+  }
+  queued_tasks_.erase(std::remove(queued_tasks_.begin(), queued_tasks_.end(), task), queued_tasks_.end());
+  if (next_bucket_ < buckets_.size()) {
+    if (torch::autograd::get_current_node() != nullptr) {
+      return;  // the end of a nested graph task only
+    }
+    if (!options_.find_unused_parameters) {
+      const auto report = fmt::format(
+          "{}this backward pass gave no gradient to:{}\n"
+          "Its gradients are therefore not averaged and must not be used. Every parameter that requires a gradient "
+          "must take part in the loss, in each pass and on every rank. If some layers are skipped on purpose, wrap "
+          "with DistributedDataParallelOptions().find_unused_parameters(true); if a parameter is never used, do not "
+          "register it, or freeze it with set_requires_grad(false) before wrapping.",
+          who(), describe_missing());
+      const bool is_clean = fail_pass(report);
+      throw UsageError(is_clean ? report
+                                : report + "\nThe other ranks did not fail alike, so this rank has left the group.");
+    }
+    for (auto& bucket : buckets_) {
+      bucket.pending = 0;
+    }
+    launch_full_buckets();
+  }
+  finish_pass();
+}
+
+void Reducer::finish_pass() {
+  std::vector<std::int32_t> used_anywhere;
+  at::Tensor used_map;
+  c10::intrusive_ptr<c10d::Work> used_work;
+  if (options_.find_unused_parameters) {
+    used_map = at::tensor(used_, at::kInt).to(parameters_.front().tensor.device());
+    std::vector<at::Tensor> tensors{used_map};
+    try {
+      used_work = process_group_->allreduce(tensors);
+    } catch (const std::exception& error) {
+      communication_failed("the all-reduce of the used parameters", detail::concise(error));
+    }
+  }
+  for (std::size_t index = 0; index < buckets_.size(); ++index) {
+    wait_for(index);
+  }
+  if (used_work) {
+    try {
+      used_work->wait();
+    } catch (const std::exception& error) {
+      communication_failed("the all-reduce of the used parameters", detail::concise(error));
+    }
+    const auto host = used_map.cpu();
+    used_anywhere.assign(host.data_ptr<std::int32_t>(), host.data_ptr<std::int32_t>() + host.numel());
+  }
+  for (auto& bucket : buckets_) {
+    bucket.finish(parameters_, used_anywhere);
+  }
+  close_pass();
+  ++finished_passes_;
+}
+
+void Reducer::wait_for(std::size_t index) {
+  auto& in_flight = in_flight_[index];
+  const auto what = [&] { return "the all-reduce of " + describe(index); };
+  if (in_flight.future) {
+    in_flight.future->wait();
+    if (in_flight.future->hasError()) {
+      std::string why;
+      try {
+        std::rethrow_exception(in_flight.future->exception_ptr());
+      } catch (const std::exception& error) {
+        why = detail::concise(error);
+      }
+      communication_failed("the communication hook for " + describe(index), why);
+    }
+    buckets_[index].take_result(c10d::detail::parseCppCommHookResult(in_flight.future->value()));
+    return;
+  }
+  bool done = false;
+  try {
+    done = in_flight.work->wait();
+  } catch (const std::exception& error) {
+    communication_failed(what(), detail::concise(error));
+  }
+  if (!done) {
+    communication_failed(what(), "it was aborted");
+  }
+}
+
+void Reducer::close_pass() {
+  open_ = false;
+  std::fill(used_.begin(), used_.end(), 0);
+  in_flight_.assign(buckets_.size(), {});
+}
+
+// ---- Failure ----
+
+void Reducer::communication_failed(const std::string& what, const std::string& why) {
+  close_pass();
+  const auto report = fmt::format("{} failed: {}", what, why);
+  failure_ = fmt::format("the process group failed earlier ({}); destroy it with ddp::destroy_process_group()", report);
+  std::string others;
+  if (channel_) {
+    channel_->abort(who() + report);
+    others = channel_->reports_of_others(kReportPatience);
+  } else {
+    process_group_->abort();
+  }
+  throw CommunicationError(who() + report + others);
+}
+
+bool Reducer::fail_pass(const std::string& report) noexcept {
+  bool is_clean = failure_.empty();
+  try {
+    // A hook cannot be asked to communicate what it has just refused.
+    is_clean = is_clean && !(hook_ && next_bucket_ < buckets_.size()) && channel_ &&
+               channel_->all_failed(scope_, pass_, report, kFailurePatience);
+    if (is_clean) {
+      complete_on_the_wire();
+    }
+  } catch (const std::exception&) {
+    is_clean = false;
+  }
+  if (!is_clean && failure_.empty()) {
+    failure_ = "this rank left the process group after a failed backward pass; destroy it with "
+               "ddp::destroy_process_group(). The pass failed with: " + report;
+    if (channel_) {
+      channel_->abort(report);
+    } else {
+      try {
+        process_group_->abort();
+      } catch (const std::exception&) {
+        // A backend that cannot be aborted ends with the process.
+      }
+    }
+  }
+  close_pass();
+  return is_clean;
+}
+
+void Reducer::complete_on_the_wire() {
+  for (; next_bucket_ < buckets_.size(); ++next_bucket_) {
+    std::vector<at::Tensor> tensors{buckets_[next_bucket_].flat()};
+    in_flight_[next_bucket_].work = process_group_->allreduce(tensors);
+  }
+  for (auto& in_flight : in_flight_) {
+    if (in_flight.future) {
+      in_flight.future->wait();
+    } else if (in_flight.work) {
+      in_flight.work->wait();
+    }
+  }
+}
+
+void Reducer::backward_died(std::uint64_t pass) {
+  const std::lock_guard lock(mutex_);
+  if (!open_ || pass != pass_) {
+    return;
+  }
+  fail_pass(pending_report_.empty() ? who() + "an exception ended its backward pass" : pending_report_);
+}
+
+// ---- Layout ----
+
+void Reducer::prepare_for_forward() {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) {
+    throw CommunicationError(who() + failure_);
+  }
+  if (open_) {
+    const auto report = fmt::format(
+        "{}the backward pass before this forward did not end: its last gradients came from inside a re-entrant "
+        "checkpoint, and none came to:{}\nEvery parameter must take part in the loss; with layers that are skipped on "
+        "purpose, use DistributedDataParallelOptions().find_unused_parameters(true).",
+        who(), describe_missing());
+    fail_pass(report);
+    throw UsageError(report);
+  }
+  if (!rebuilt_ && !options_.find_unused_parameters && finished_passes_ > 0 &&
+      arrival_.size() == parameters_.size()) {
+    rebuild_buckets();
+  }
+}
+
+void Reducer::rebuild_buckets() {
+  const auto own = assign_buckets(tensors_of(parameters_), {options_.first_bucket_cap, options_.bucket_cap}, {}, arrival_);
+  try {
+    set_buckets(agree_with_rank_0(own));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    communication_failed("agreeing on the layout of the buckets", detail::concise(error));
+  }
+  rebuilt_ = true;
+  arrival_.clear();
+}
+
+BucketAssignment Reducer::agree_with_rank_0(const BucketAssignment& own) {
+  // c10d's protocol (reducer.cpp, sync_bucket_indices): all indices and the number of buckets in one
+  // int32 tensor, whose size is the same on all ranks; then the buckets' sizes.
+  const auto device = parameters_.front().tensor.device();
+  std::vector<std::int32_t> indices;
+  std::vector<std::int32_t> sizes;
+  for (const auto& bucket : own) {
+    indices.insert(indices.end(), bucket.begin(), bucket.end());
+    sizes.push_back(static_cast<std::int32_t>(bucket.size()));
+  }
+  indices.push_back(static_cast<std::int32_t>(own.size()));
+  const auto from_rank_0 = [&](const std::vector<std::int32_t>& values) {
+    std::vector<at::Tensor> tensors{at::tensor(values, at::kInt).to(device)};
+    process_group_->broadcast(tensors)->wait();
+    const auto host = tensors.front().cpu();
+    return std::vector<std::int32_t>(host.data_ptr<std::int32_t>(), host.data_ptr<std::int32_t>() + host.numel());
+  };
+  indices = from_rank_0(indices);
+  sizes.resize(indices.back(), 0);
+  sizes = from_rank_0(sizes);
+  BucketAssignment agreed;
+  auto next = indices.begin();
+  for (const auto size : sizes) {
+    agreed.emplace_back(next, next + size);
+    next += size;
+  }
+  return agreed;
+}
+
+}  // namespace ddp

@@ -1,0 +1,145 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <ddp/reducer/bucket.h>
+#include <ddp/reducer/bucket_assignment.h>
+#include <ddp/reducer/failure_channel.h>
+
+namespace ddp {
+
+/// Communicates one bucket in place of the reducer's averaging all-reduce. The future holds the
+/// reduced tensor (or a list whose first element it is). The hook divides by the world size itself.
+using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(c10d::GradBucket&)>;
+
+struct ReducerOptions {
+  /// Bytes at which the first and the other buckets are closed, once the order of readiness is known.
+  std::size_t first_bucket_cap = std::size_t{1} << 20;
+  std::size_t bucket_cap = std::size_t{25} << 20;
+  /// Parameters without a gradient contribute zeros instead of being an error.
+  bool find_unused_parameters = false;
+  /// The next pass may overwrite gradients that the program still holds.
+  bool gradient_as_bucket_view = false;
+};
+
+/// Averages the parameters' gradients over the ranks of a process group while backward runs.
+///
+/// Hooks on the parameters' gradient accumulators feed buckets; a full bucket's all-reduce is
+/// launched at once, in the order of the buckets on every rank. At the end of backward the reducer
+/// waits for them; then every gradient is its average. See Note [Reducer state machine].
+///
+/// Thread safety: hooks may come from any of autograd's threads; all other calls from the thread
+/// that trains. Errors: see `prepare_for_forward`; errors of a backward pass are thrown by
+/// `backward()` itself.
+class Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  /// `parameters`: leaf tensors that require gradients, the same on every rank, without duplicates.
+  /// `channel` may be null: a pass that fails then always ends the group. `scope` names this reducer
+  /// on the channel, alike on all ranks.
+  static std::shared_ptr<Reducer> create(std::vector<NamedParameter> parameters,
+                                         c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                                         std::shared_ptr<FailureChannel> channel, std::string scope,
+                                         const ReducerOptions& options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  /// To be called before every forward that records a graph: the first such call after the first
+  /// reduced pass lays the buckets out anew, in rank 0's order of readiness (a collective).
+  /// Throws UsageError where the pass before never ended, CommunicationError where the group failed.
+  void prepare_for_forward();
+
+  /// Whether the hooks that fire from now on start and feed a reduction (false: gradients stay local).
+  void set_synchronize(bool synchronize);
+
+  /// The number of passes that were reduced to their end.
+  std::uint64_t finished_passes() const { return finished_passes_.load(); }
+
+  /// Replaces the averaging all-reduce. Throws UsageError where one is registered already, or in
+  /// the middle of a backward pass.
+  void register_comm_hook(CommHook hook);
+
+  /// The layout in force: for each bucket, positions in the parameter list.
+  BucketAssignment bucket_assignment() const;
+  bool has_rebuilt_buckets() const;
+
+ private:
+  struct EndOfBackward;
+  struct InFlight {
+    c10::intrusive_ptr<c10d::Work> work;
+    c10::intrusive_ptr<c10::ivalue::Future> future;  // of a hook
+  };
+
+  Reducer(std::vector<NamedParameter> parameters, c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+          std::shared_ptr<FailureChannel> channel, std::string scope, const ReducerOptions& options);
+
+  void install_hooks();
+  void on_gradient(std::size_t index, bool defined);
+  void begin_pass();
+  void queue_end_of_backward();
+  void launch_full_buckets();
+  void launch(std::size_t bucket);
+  void end_of_backward(std::uint64_t pass, int task);
+  void backward_died(std::uint64_t pass);
+  void finish_pass();
+  void wait_for(std::size_t bucket);
+  void close_pass();
+  bool fail_pass(const std::string& report) noexcept;
+  void complete_on_the_wire();
+  [[noreturn]] void communication_failed(const std::string& what, const std::string& why);
+
+  void set_buckets(BucketAssignment assignment);
+  void rebuild_buckets();
+  BucketAssignment agree_with_rank_0(const BucketAssignment& own);
+
+  std::string describe(std::size_t bucket) const;
+  std::string describe_missing() const;
+  std::string who() const;
+
+  const std::vector<NamedParameter> parameters_;
+  const c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
+  const std::shared_ptr<FailureChannel> channel_;
+  const std::string scope_;
+  const ReducerOptions options_;
+  const double factor_;  // 1 / world size
+
+  mutable std::mutex mutex_;
+  std::vector<std::function<void()>> remove_hooks_;
+  bool synchronize_ = false;
+  CommHook hook_;
+
+  std::vector<Bucket> buckets_;
+  std::vector<std::size_t> bucket_of_;  // by parameter
+  bool rebuilt_ = false;
+  std::vector<std::size_t> arrival_;  // parameters in the order of readiness of the first pass
+
+  // This pass.
+  bool open_ = false;
+  std::uint64_t pass_ = 0;
+  std::size_t next_bucket_ = 0;
+  std::vector<std::uint8_t> ready_;       // by parameter
+  std::vector<std::int32_t> used_;        // by parameter; since the last reduced pass
+  std::vector<int> queued_tasks_;         // graph tasks at whose end we are called
+  std::vector<InFlight> in_flight_;       // by bucket
+  std::string pending_report_;            // why a hook threw
+
+  std::string failure_;  // why the group is not usable any more
+  std::atomic<std::uint64_t> finished_passes_{0};
+};
+
+}  // namespace ddp
