@@ -1,15 +1,17 @@
 #include <arpa/inet.h>
-#include <cerrno>
-#include <cstring>
-#include <launcher/address.h>
-#include <launcher/error.h>
-#include <launcher/message.h>
-#include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <time.h>
 
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
 #include <fmt/format.h>
+
+#include <launcher/address.h>
+#include <launcher/error.h>
+#include <launcher/message.h>
 
 namespace ddp::launcher {
 

@@ -1,9 +1,10 @@
 #pragma once
 
+#include <sys/socket.h>
+
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <sys/socket.h>
 
 namespace ddp::launcher {
 

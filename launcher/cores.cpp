@@ -1,8 +1,10 @@
-#include <cerrno>
-#include <launcher/cores.h>
-#include <memory>
 #include <sched.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+
+#include <launcher/cores.h>
 
 namespace ddp::launcher {
 

@@ -1,8 +1,9 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <functional>
-#include <sys/types.h>
 #include <vector>
 
 namespace ddp::launcher {

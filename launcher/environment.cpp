@@ -1,13 +1,15 @@
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <launcher/cores.h>
-#include <launcher/environment.h>
-#include <string_view>
 #include <sys/random.h>
 #include <time.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string_view>
+
 #include <fmt/format.h>
+
+#include <launcher/cores.h>
+#include <launcher/environment.h>
 
 namespace ddp::launcher {
 namespace {

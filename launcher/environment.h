@@ -1,9 +1,10 @@
 #pragma once
 
-#include <launcher/master.h>
-#include <launcher/options.h>
 #include <string>
 #include <vector>
+
+#include <launcher/master.h>
+#include <launcher/options.h>
 
 namespace ddp::launcher {
 

@@ -1,23 +1,26 @@
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <fcntl.h>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
 #include <launcher/descendants.h>
 #include <launcher/error.h>
 #include <launcher/guardian.h>
 #include <launcher/message.h>
 #include <launcher/signals.h>
+#include <launcher/standard_fds.h>
 #include <launcher/supervisor.h>
 #include <launcher/unique_fd.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-#include <utility>
-#include <vector>
-
-#include <fmt/format.h>
 
 // Note [Front and guardian]
 // Nothing that a job starts may outlive the launcher, even when that is killed with SIGKILL, and a
@@ -119,10 +122,11 @@ int run_job(Job job, int argc, char** argv) {
   }
   control_out.reset();
   job.master.reserved.reset();
+  release_standard_input();
 
   while (true) {
     const int signal = ::sigwaitinfo(&signals.handled(), nullptr);
-    if (signal < 0) continue;
+    if (signal < 0) continue;  // interrupted by a stop and a continue
     if (signal == SIGCHLD) {
       int status = 0;
       if (::waitpid(guardian, &status, WNOHANG) != guardian) continue;

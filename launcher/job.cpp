@@ -1,6 +1,7 @@
+#include <utility>
+
 #include <launcher/job.h>
 #include <launcher/program.h>
-#include <utility>
 
 namespace ddp::launcher {
 

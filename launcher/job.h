@@ -1,8 +1,9 @@
 #pragma once
 
+#include <string>
+
 #include <launcher/master.h>
 #include <launcher/options.h>
-#include <string>
 
 namespace ddp::launcher {
 

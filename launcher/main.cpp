@@ -1,34 +1,25 @@
 // launch: starts the processes of a data-parallel job on this node. See docs/launcher.md.
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <exception>
-#include <fcntl.h>
+#include <span>
+#include <string>
+#include <utility>
+
 #include <launcher/environment.h>
 #include <launcher/error.h>
 #include <launcher/guardian.h>
 #include <launcher/job.h>
 #include <launcher/message.h>
 #include <launcher/options.h>
-#include <span>
-#include <string>
-#include <unistd.h>
-#include <utility>
+#include <launcher/standard_fds.h>
 
 namespace {
 
 using namespace ddp::launcher;
-
-/// A file opened later must not become standard input, output or error by accident.
-void fill_standard_fds() {
-  while (true) {
-    const int fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (fd > STDERR_FILENO || fd < 0) {
-      ::close(fd);
-      return;
-    }
-    ::fcntl(fd, F_SETFD, 0);
-  }
-}
 
 /// A launcher started by a worker of another launcher has that one's socket: its own workers must
 /// not.

@@ -1,14 +1,16 @@
-#include <cerrno>
-#include <chrono>
-#include <cstring>
 #include <fcntl.h>
-#include <launcher/address.h>
-#include <launcher/error.h>
-#include <launcher/master.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
 #include <fmt/format.h>
+
+#include <launcher/address.h>
+#include <launcher/error.h>
+#include <launcher/master.h>
 
 // Note [Reserving a port]
 // A port that is picked, released and then bound by a worker can be taken by somebody else in

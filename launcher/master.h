@@ -1,9 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+
 #include <launcher/options.h>
 #include <launcher/unique_fd.h>
-#include <string>
 
 namespace ddp::launcher {
 

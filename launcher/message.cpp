@@ -1,7 +1,9 @@
-#include <cerrno>
-#include <launcher/message.h>
-#include <string>
 #include <unistd.h>
+
+#include <cerrno>
+#include <string>
+
+#include <launcher/message.h>
 
 namespace ddp::launcher {
 

@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <array>
-#include <launcher/option_table.h>
 #include <numeric>
 #include <vector>
+
+#include <launcher/option_table.h>
 
 namespace ddp::launcher {
 namespace {

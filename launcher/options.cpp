@@ -2,14 +2,15 @@
 #include <charconv>
 #include <climits>
 #include <cmath>
-#include <launcher/cores.h>
-#include <launcher/error.h>
-#include <launcher/options.h>
-#include <launcher/split_arguments.h>
 #include <string_view>
 
 #include <cxxopts.hpp>
 #include <fmt/format.h>
+
+#include <launcher/cores.h>
+#include <launcher/error.h>
+#include <launcher/options.h>
+#include <launcher/split_arguments.h>
 
 namespace ddp::launcher {
 namespace {

@@ -1,14 +1,16 @@
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
 #include <fcntl.h>
-#include <launcher/error.h>
-#include <launcher/program.h>
-#include <string_view>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
 #include <fmt/format.h>
+
+#include <launcher/error.h>
+#include <launcher/program.h>
 
 namespace ddp::launcher {
 namespace {

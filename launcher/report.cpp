@@ -1,10 +1,12 @@
-#include <algorithm>
-#include <csignal>
-#include <launcher/report.h>
-#include <launcher/signals.h>
 #include <time.h>
 
+#include <algorithm>
+#include <csignal>
+
 #include <fmt/format.h>
+
+#include <launcher/report.h>
+#include <launcher/signals.h>
 
 namespace ddp::launcher {
 namespace {

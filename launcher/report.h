@@ -1,8 +1,9 @@
 #pragma once
 
-#include <launcher/worker.h>
 #include <string>
 #include <vector>
+
+#include <launcher/worker.h>
 
 namespace ddp::launcher {
 

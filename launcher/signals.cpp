@@ -1,8 +1,9 @@
 #include <array>
-#include <launcher/signals.h>
 #include <utility>
 
 #include <fmt/format.h>
+
+#include <launcher/signals.h>
 
 namespace ddp::launcher {
 namespace {

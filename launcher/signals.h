@@ -1,6 +1,7 @@
 #pragma once
 
 #include <signal.h>
+
 #include <string>
 
 namespace ddp::launcher {

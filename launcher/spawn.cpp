@@ -1,9 +1,11 @@
-#include <cerrno>
 #include <fcntl.h>
-#include <launcher/spawn.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <cerrno>
+
+#include <launcher/spawn.h>
 
 namespace ddp::launcher {
 namespace {

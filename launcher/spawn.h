@@ -1,7 +1,8 @@
 #pragma once
 
-#include <launcher/signals.h>
 #include <sys/types.h>
+
+#include <launcher/signals.h>
 
 namespace ddp::launcher {
 

@@ -1,8 +1,9 @@
-#include <launcher/error.h>
-#include <launcher/split_arguments.h>
 #include <string_view>
 
 #include <fmt/format.h>
+
+#include <launcher/error.h>
+#include <launcher/split_arguments.h>
 
 namespace ddp::launcher {
 namespace {

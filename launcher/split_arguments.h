@@ -1,9 +1,10 @@
 #pragma once
 
-#include <launcher/option_table.h>
 #include <span>
 #include <string>
 #include <vector>
+
+#include <launcher/option_table.h>
 
 namespace ddp::launcher {
 

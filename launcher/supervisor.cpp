@@ -1,9 +1,20 @@
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <climits>
 #include <cstring>
-#include <fcntl.h>
+#include <string>
+
+#include <fmt/format.h>
+
 #include <launcher/descendants.h>
 #include <launcher/environment.h>
 #include <launcher/error.h>
@@ -11,16 +22,8 @@
 #include <launcher/program.h>
 #include <launcher/report.h>
 #include <launcher/spawn.h>
+#include <launcher/standard_fds.h>
 #include <launcher/supervisor.h>
-#include <signal.h>
-#include <string>
-#include <sys/epoll.h>
-#include <sys/signalfd.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <fmt/format.h>
 
 namespace ddp::launcher {
 namespace {
@@ -131,13 +134,21 @@ int Supervisor::start_workers() {
     // order of ends is less exact.
     UniqueFd pidfd(open_pidfd(worker.pid));
     if (pidfd) watch(pidfd.get(), workers_.size());
+    if (!pidfd && errno == EMFILE) spare_descriptors();
     pidfds_.push_back(std::move(pidfd));
     workers_.push_back(worker);
     ++running_;
   }
-  // Whoever feeds the launcher's standard input must notice when rank 0 no longer reads it.
-  ::dup3(no_input.get(), STDIN_FILENO, O_CLOEXEC);
+  release_standard_input();
   return 0;
+}
+
+void Supervisor::spare_descriptors() {
+  // Killing needs a few, to look into /proc.
+  constexpr size_t kSpare = 8;
+  for (size_t i = 0; i < std::min(kSpare, pidfds_.size()); ++i) {
+    pidfds_[pidfds_.size() - 1 - i].reset();
+  }
 }
 
 bool Supervisor::finished() const {
@@ -145,7 +156,8 @@ bool Supervisor::finished() const {
     case Phase::kRunning:
       return running_ == 0;
     case Phase::kStopping:
-      return running_ == 0 && groups_gone();
+      return std::none_of(workers_.begin(), workers_.end(),
+                          [](const Worker& worker) { return worker.group_alive; });
     case Phase::kKilled:
       break;
   }
@@ -164,6 +176,7 @@ void Supervisor::wait_for_events() {
   // queue is drained before anything is done about it: who died of his own accord must not be taken
   // for one that the launcher stopped.
   bool ended = handle_events(wait_timeout());
+  const bool look_at_groups = ended || child_signaled_;
   while (ended) ended = handle_events(0);
   if (child_signaled_) {
     child_signaled_ = false;
@@ -172,6 +185,8 @@ void Supervisor::wait_for_events() {
     }
     reap_children([this](pid_t pid, int status) { child_reaped(pid, status); });
   }
+  // A group that has lost its leader loses its last member as a child of this process, too.
+  if (look_at_groups) forget_empty_groups();
   act();
 }
 
@@ -303,15 +318,15 @@ void Supervisor::end_leftovers() {
 
 void Supervisor::signal_groups(int signal) const {
   for (const Worker& worker : workers_) {
-    // A group outlives its leader as long as anybody is in it; an empty one gives ESRCH.
-    ::kill(-worker.pid, signal);
+    if (worker.group_alive) ::kill(-worker.pid, signal);
   }
 }
 
-bool Supervisor::groups_gone() const {
-  return std::all_of(workers_.begin(), workers_.end(), [](const Worker& worker) {
-    return ::kill(-worker.pid, 0) != 0 && errno == ESRCH;
-  });
+void Supervisor::forget_empty_groups() {
+  for (Worker& worker : workers_) {
+    if (worker.running() || !worker.group_alive) continue;
+    worker.group_alive = ::kill(-worker.pid, 0) == 0 || errno != ESRCH;
+  }
 }
 
 int Supervisor::finish() {

@@ -2,11 +2,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <vector>
+
 #include <launcher/job.h>
 #include <launcher/signals.h>
 #include <launcher/unique_fd.h>
 #include <launcher/worker.h>
-#include <vector>
 
 namespace ddp::launcher {
 
@@ -36,13 +37,14 @@ class Supervisor {
   void handle_control();
   void handle_signal(int signal);
   void worker_ended(Worker& worker, int wait_status);
+  void forget_empty_groups();
+  void spare_descriptors();
   void child_reaped(pid_t pid, int wait_status);
   void act();
   void stop(int signal);
   void kill_all();
   void end_leftovers();
   void signal_groups(int signal) const;
-  bool groups_gone() const;
   bool finished() const;
   int finish();
   int wait_timeout() const;

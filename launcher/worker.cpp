@@ -1,5 +1,6 @@
-#include <launcher/worker.h>
 #include <sys/wait.h>
+
+#include <launcher/worker.h>
 
 namespace ddp::launcher {
 

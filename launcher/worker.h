@@ -1,7 +1,8 @@
 #pragma once
 
-#include <chrono>
 #include <sys/types.h>
+
+#include <chrono>
 
 namespace ddp::launcher {
 
@@ -23,6 +24,10 @@ struct Worker {
   bool core_dumped = false;
   std::chrono::system_clock::time_point ended;
   bool stopped = false;  ///< ended after the launcher had told it to
+
+  /// Whether its process group may have members. Once it is empty its number may be given to
+  /// somebody else's group, in a job of days: it must not be used any more.
+  bool group_alive = true;
 
   bool running() const { return end == End::kRunning; }
   bool failed() const { return end == End::kSignaled || (end == End::kExited && code != 0); }

@@ -1,0 +1,2 @@
+// The program that costs nothing.
+int main() { return 0; }
