@@ -152,16 +152,19 @@ TEST_CASE("a stopped launcher does not stop the job") {
 }
 
 TEST_CASE("a terminal's stop key stops the workers with the launcher, and fg continues both") {
+  // Workers that just wait: a shell that is starting something cannot be seen to stop.
   LaunchProcess job(with_script({kTwo},
+                                "mkfifo $DIR/end.$RANK\n"
                                 "echo $$ > $DIR/pid.$RANK\n"
-                                "until [ -e $DIR/end ]; do sleep 0.01; done"));
+                                "exec cat $DIR/end.$RANK"));
   const pid_t ranks[] = {job.pid_from("pid.0"), job.pid_from("pid.1")};
   send(job, SIGTSTP);
   await("all are stopped", [&] {
     return process_state(job.pid()) == 'T' && process_state(ranks[0]) == 'T' &&
            process_state(ranks[1]) == 'T';
   });
-  job.write("end");
   send(job, SIGCONT);
+  job.write("end.0");
+  job.write("end.1");
   CHECK(job.wait() == 0);
 }
