@@ -1,5 +1,3 @@
-#include <ddp/distributed_data_parallel_base.h>
-
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
@@ -9,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <ddp/distributed_data_parallel_base.h>
 #include <ddp/error.h>
 #include <ddp/error_text.h>
 #include <ddp/model_agreement.h>
@@ -21,7 +20,8 @@ namespace {
 // Python's size of a coalesced broadcast (nn/parallel/distributed.py).
 constexpr std::size_t kBroadcastBytes = std::size_t{250} << 20;
 
-std::vector<NamedParameter> unique_entries(const torch::OrderedDict<std::string, at::Tensor>& entries) {
+std::vector<NamedParameter> unique_entries(
+    const torch::OrderedDict<std::string, at::Tensor>& entries) {
   std::vector<NamedParameter> unique;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& entry : entries) {
@@ -47,7 +47,8 @@ at::Tensor communicable(const at::Tensor& tensor) {
 
 std::size_t bytes_of(const char* name, double mebibytes) {
   if (!(mebibytes > 0)) {
-    throw UsageError(fmt::format("DistributedDataParallel: {} is {} MiB; it must be positive", name, mebibytes));
+    throw UsageError(
+        fmt::format("DistributedDataParallel: {} is {} MiB; it must be positive", name, mebibytes));
   }
   return static_cast<std::size_t>(mebibytes * 1024 * 1024);
 }
@@ -56,7 +57,8 @@ ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
   ReducerOptions result;
   if (options.bucket_cap_mb()) {
     result.bucket_cap = bytes_of("bucket_cap_mb", *options.bucket_cap_mb());
-    result.first_bucket_cap = result.bucket_cap;  // as Python: a given cap holds for the first bucket too
+    result.first_bucket_cap =
+        result.bucket_cap;  // as Python: a given cap holds for the first bucket too
   }
   if (options.first_bucket_cap_mb()) {
     result.first_bucket_cap = bytes_of("first_bucket_cap_mb", *options.first_bucket_cap_mb());
@@ -87,13 +89,15 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
   const auto parameters = trainable(unique_entries(wrapped_->named_parameters()));
   if (parameters.empty()) {
     throw UsageError(
-        "DistributedDataParallel: no parameter of the module requires a gradient, so there is nothing to "
+        "DistributedDataParallel: no parameter of the module requires a gradient, so there is "
+        "nothing to "
         "synchronise; use the module itself, or unfreeze a parameter before wrapping");
   }
   const auto channel = detail::channel_of(group_);
   const auto scope = fmt::format("model{}", channel->next_id());
   if (options_.init_sync()) {
-    detail::check_models_agree(*channel, scope, parameters, unique_entries(wrapped_->named_buffers()));
+    detail::check_models_agree(*channel, scope, parameters,
+                               unique_entries(wrapped_->named_buffers()));
     try {
       if (!channel->all_are_members()) {
         // Python's ranks verify over the wire.
@@ -105,7 +109,8 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
       }
       synchronize_module_states();
     } catch (const std::exception& error) {
-      detail::fail_collective(*channel, "giving rank 0's parameters and buffers to all ranks", detail::concise(error));
+      detail::fail_collective(*channel, "giving rank 0's parameters and buffers to all ranks",
+                              detail::concise(error));
     }
   }
   reducer_ = Reducer::create(parameters, group_, channel, scope, reducer_settings);
@@ -175,8 +180,12 @@ NoSyncGuard DistributedDataParallelBase::no_sync() {
   return NoSyncGuard(std::dynamic_pointer_cast<DistributedDataParallelBase>(shared_from_this()));
 }
 
-void DistributedDataParallelBase::set_require_backward_grad_sync(bool require) { require_sync_ = require; }
+void DistributedDataParallelBase::set_require_backward_grad_sync(bool require) {
+  require_sync_ = require;
+}
 
-void DistributedDataParallelBase::register_comm_hook(CommHook hook) { reducer_->register_comm_hook(std::move(hook)); }
+void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
+  reducer_->register_comm_hook(std::move(hook));
+}
 
 }  // namespace ddp

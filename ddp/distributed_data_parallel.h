@@ -13,7 +13,8 @@ namespace ddp {
 
 namespace detail {
 
-/// Takes the place of an explicit template argument: `forward<T>(...)` then means the other overload.
+/// Takes the place of an explicit template argument: `forward<T>(...)` then means the other
+/// overload.
 struct Deduced {};
 
 template <class Module, class = void>
@@ -32,14 +33,16 @@ struct ImplOf<Module, std::void_t<typename Module::ContainedType>> {
 template <class Impl>
 class DistributedDataParallelImpl : public DistributedDataParallelBase {
  public:
-  explicit DistributedDataParallelImpl(std::shared_ptr<Impl> module, DistributedDataParallelOptions options = {})
+  explicit DistributedDataParallelImpl(std::shared_ptr<Impl> module,
+                                       DistributedDataParallelOptions options = {})
       : DistributedDataParallelBase(module, std::move(options)), module_(std::move(module)) {}
 
   /// Runs the wrapped module's forward; takes and returns whatever that does. In a step's first
   /// forward the buffers are synchronised; the backward of a forward averages the gradients.
   /// Under `torch::NoGradGuard` it communicates nothing, and one rank alone may call it.
   template <detail::Deduced = detail::Deduced{}, class... Args>
-  auto forward(Args&&... args) -> decltype(std::declval<Impl&>().forward(std::forward<Args>(args)...)) {
+  auto forward(Args&&... args)
+      -> decltype(std::declval<Impl&>().forward(std::forward<Args>(args)...)) {
     before_forward();
     return module_->forward(std::forward<Args>(args)...);
   }
@@ -74,12 +77,13 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
 ///     loss.backward();                 // gradients are averages now
 ///     optimizer.step();
 ///
-/// Thread safety: as a module's, one thread trains. Errors: UsageError (models differ between ranks,
-/// nothing requires a gradient, an unused parameter) and CommunicationError (a rank left), from the
-/// constructor, `forward` and the loss's `backward()`.
+/// Thread safety: as a module's, one thread trains. Errors: UsageError (models differ between
+/// ranks, nothing requires a gradient, an unused parameter) and CommunicationError (a rank left),
+/// from the constructor, `forward` and the loss's `backward()`.
 template <class Module>
 class DistributedDataParallel
-    : public torch::nn::ModuleHolder<DistributedDataParallelImpl<typename detail::ImplOf<Module>::type>> {
+    : public torch::nn::ModuleHolder<
+          DistributedDataParallelImpl<typename detail::ImplOf<Module>::type>> {
  public:
   using Impl = typename detail::ImplOf<Module>::type;
   using Base = torch::nn::ModuleHolder<DistributedDataParallelImpl<Impl>>;
@@ -87,12 +91,16 @@ class DistributedDataParallel
   /// An empty holder, to be assigned later.
   DistributedDataParallel(std::nullptr_t) : Base(nullptr) {}
 
-  explicit DistributedDataParallel(const Module& module, DistributedDataParallelOptions options = {})
-    requires(!std::is_same_v<Module, Impl>)
-      : Base(std::make_shared<DistributedDataParallelImpl<Impl>>(module.ptr(), std::move(options))) {}
+  explicit DistributedDataParallel(
+      const Module& module,
+      DistributedDataParallelOptions options = {}) requires(!std::is_same_v<Module, Impl>)
+      : Base(std::make_shared<DistributedDataParallelImpl<Impl>>(module.ptr(),
+                                                                 std::move(options))) {}
 
-  explicit DistributedDataParallel(std::shared_ptr<Impl> module, DistributedDataParallelOptions options = {})
-      : Base(std::make_shared<DistributedDataParallelImpl<Impl>>(std::move(module), std::move(options))) {}
+  explicit DistributedDataParallel(std::shared_ptr<Impl> module,
+                                   DistributedDataParallelOptions options = {})
+      : Base(std::make_shared<DistributedDataParallelImpl<Impl>>(std::move(module),
+                                                                 std::move(options))) {}
 
   /// The same as `model->forward(...)`.
   template <class... Args>
@@ -104,12 +112,15 @@ class DistributedDataParallel
 template <class Module>
 DistributedDataParallel(std::shared_ptr<Module>) -> DistributedDataParallel<Module>;
 template <class Module>
-DistributedDataParallel(std::shared_ptr<Module>, DistributedDataParallelOptions) -> DistributedDataParallel<Module>;
+DistributedDataParallel(std::shared_ptr<Module>, DistributedDataParallelOptions)
+    -> DistributedDataParallel<Module>;
 template <class Module>
-  requires(!std::is_same_v<Module, typename detail::ImplOf<Module>::type>)
-DistributedDataParallel(Module) -> DistributedDataParallel<Module>;
+requires(!std::is_same_v<Module, typename detail::ImplOf<Module>::type>)
+    DistributedDataParallel(Module)
+->DistributedDataParallel<Module>;
 template <class Module>
-  requires(!std::is_same_v<Module, typename detail::ImplOf<Module>::type>)
-DistributedDataParallel(Module, DistributedDataParallelOptions) -> DistributedDataParallel<Module>;
+requires(!std::is_same_v<Module, typename detail::ImplOf<Module>::type>)
+    DistributedDataParallel(Module, DistributedDataParallelOptions)
+->DistributedDataParallel<Module>;
 
 }  // namespace ddp

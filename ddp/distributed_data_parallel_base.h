@@ -12,8 +12,8 @@
 
 namespace ddp {
 
-/// What `no_sync()` returns: gradients stay local until it is destroyed. May be nested. It keeps the
-/// wrapper alive, and is destroyed on the thread that made it.
+/// What `no_sync()` returns: gradients stay local until it is destroyed. May be nested. It keeps
+/// the wrapper alive, and is destroyed on the thread that made it.
 class [[nodiscard]] NoSyncGuard {
  public:
   ~NoSyncGuard();
@@ -38,8 +38,8 @@ class DistributedDataParallelBase : public torch::nn::Module {
   /// The same with their names, as Python's: "module.fc.weight".
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
 
-  /// Gradients accumulate locally while the guard lives; the first backward after it reduces the sum.
-  /// A forward and its backward both belong inside, or both outside: the forward decides.
+  /// Gradients accumulate locally while the guard lives; the first backward after it reduces the
+  /// sum. A forward and its backward both belong inside, or both outside: the forward decides.
   ///
   ///     {
   ///       auto guard = model->no_sync();
@@ -60,7 +60,8 @@ class DistributedDataParallelBase : public torch::nn::Module {
   const std::shared_ptr<Reducer>& reducer() const { return reducer_; }
 
  protected:
-  DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options);
+  DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module,
+                              DistributedDataParallelOptions options);
 
   /// Around the wrapped module's forward.
   void before_forward();

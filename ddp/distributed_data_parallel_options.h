@@ -13,7 +13,8 @@ class DistributedDataParallelOptions {
  public:
   /// The group whose ranks train together; empty: the default group.
   TORCH_ARG(ProcessGroup, process_group);
-  /// Whether rank 0's buffers (running statistics) go to all ranks before the first forward of a step.
+  /// Whether rank 0's buffers (running statistics) go to all ranks before the first forward of a
+  /// step.
   TORCH_ARG(bool, broadcast_buffers) = true;
   /// Whether construction verifies that the models agree and gives rank 0's values to all ranks.
   TORCH_ARG(bool, init_sync) = true;

@@ -1,6 +1,6 @@
-#include <ddp/error_text.h>
-
 #include <c10/util/Exception.h>
+
+#include <ddp/error_text.h>
 
 namespace ddp::detail {
 

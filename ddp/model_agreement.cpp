@@ -1,5 +1,3 @@
-#include <ddp/model_agreement.h>
-
 #include <sstream>
 
 #include <c10/util/StringUtil.h>
@@ -7,13 +5,15 @@
 #include <fmt/ranges.h>
 
 #include <ddp/error.h>
+#include <ddp/model_agreement.h>
 
 namespace ddp::detail {
 namespace {
 
 std::string line(const char* kind, const NamedParameter& entry) {
-  return fmt::format("{} {}: shape [{}], strides [{}], {}", kind, entry.name, fmt::join(entry.tensor.sizes(), ", "),
-                     fmt::join(entry.tensor.strides(), ", "), c10::toString(entry.tensor.scalar_type()));
+  return fmt::format("{} {}: shape [{}], strides [{}], {}", kind, entry.name,
+                     fmt::join(entry.tensor.sizes(), ", "), fmt::join(entry.tensor.strides(), ", "),
+                     c10::toString(entry.tensor.scalar_type()));
 }
 
 /// FNV-1a, 64 bits: enough to notice a difference, which the full text then decides.
@@ -34,19 +34,21 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-std::string compare(int first_rank, const std::string& first, int other_rank, const std::string& other) {
+std::string compare(int first_rank, const std::string& first, int other_rank,
+                    const std::string& other) {
   const auto left = lines_of(first);
   const auto right = lines_of(other);
   std::string text;
   if (left.front() != right.front()) {
-    text = fmt::format("rank {} has {}, rank {} has {}. ", first_rank, left.front(), other_rank, right.front());
+    text = fmt::format("rank {} has {}, rank {} has {}. ", first_rank, left.front(), other_rank,
+                       right.front());
   }
   for (std::size_t i = 1; i < std::max(left.size(), right.size()); ++i) {
     const auto& mine = i < left.size() ? left[i] : std::string("nothing");
     const auto& theirs = i < right.size() ? right[i] : std::string("nothing");
     if (mine != theirs) {
-      return text + fmt::format("The first difference: rank {} has {}; rank {} has {}.", first_rank, mine, other_rank,
-                                theirs);
+      return text + fmt::format("The first difference: rank {} has {}; rank {} has {}.", first_rank,
+                                mine, other_rank, theirs);
     }
   }
   return text;
@@ -54,10 +56,12 @@ std::string compare(int first_rank, const std::string& first, int other_rank, co
 
 }  // namespace
 
-void check_models_agree(StoreChannel& channel, const std::string& scope, const std::vector<NamedParameter>& parameters,
+void check_models_agree(StoreChannel& channel, const std::string& scope,
+                        const std::vector<NamedParameter>& parameters,
                         const std::vector<NamedParameter>& buffers) {
   // A shared prefix of the description is never sent where all agree: digests first.
-  std::string text = fmt::format("{} parameters and {} buffers\n", parameters.size(), buffers.size());
+  std::string text =
+      fmt::format("{} parameters and {} buffers\n", parameters.size(), buffers.size());
   for (const auto& parameter : parameters) {
     text += line("parameter", parameter) + "\n";
   }
@@ -91,10 +95,12 @@ void check_models_agree(StoreChannel& channel, const std::string& scope, const s
         return std::string("their descriptions have the same digest by accident");
       },
       what);
-  throw UsageError(fmt::format(
-      "rank {} of {}: DistributedDataParallel: the ranks' models differ. {} Build the same model on every rank, with "
-      "the same options, before wrapping it (names may differ in the order of registration only if shapes agree).",
-      channel.rank(), channel.world_size(), verdict));
+  throw UsageError(
+      fmt::format("rank {} of {}: DistributedDataParallel: the ranks' models differ. {} Build the "
+                  "same model on every rank, with "
+                  "the same options, before wrapping it (names may differ in the order of "
+                  "registration only if shapes agree).",
+                  channel.rank(), channel.world_size(), verdict));
 }
 
 }  // namespace ddp::detail

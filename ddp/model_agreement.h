@@ -10,9 +10,10 @@ namespace ddp::detail {
 
 /// Checks that every C++ rank brings the same model: the number of parameters and buffers, and each
 /// one's shape, dtype and layout. Throws UsageError on *every* rank, with the rank that differs and
-/// what differs. `scope` is the same on all ranks. Not a collective of the backend: a mismatch leaves
-/// nothing begun on the wire.
-void check_models_agree(StoreChannel& channel, const std::string& scope, const std::vector<NamedParameter>& parameters,
+/// what differs. `scope` is the same on all ranks. Not a collective of the backend: a mismatch
+/// leaves nothing begun on the wire.
+void check_models_agree(StoreChannel& channel, const std::string& scope,
+                        const std::vector<NamedParameter>& parameters,
                         const std::vector<NamedParameter>& buffers);
 
 }  // namespace ddp::detail

@@ -1,21 +1,21 @@
-#include <ddp/reducer/bucket.h>
-
 #include <utility>
 
 #include <ATen/ATen.h>
+
+#include <ddp/reducer/bucket.h>
 
 // Note [Gradients as aliases]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // After a pass a parameter's gradient *is* its slot in the bucket: a tensor over the bucket's
 // storage, made with set_() and not with narrow(), since a view cannot be detached in place and
-// zero_grad() does that. So a gradient is copied once, into the bucket, and never back; and where the
-// program keeps its gradients (zero_grad(set_to_none=false), accumulation), autograd adds into the
-// bucket and there is no copy at all.
+// zero_grad() does that. So a gradient is copied once, into the bucket, and never back; and where
+// the program keeps its gradients (zero_grad(set_to_none=false), accumulation), autograd adds into
+// the bucket and there is no copy at all.
 //
 // gradient_as_bucket_view(false) promises that a gradient which the program still holds is not
-// overwritten by a later pass. The storage is then handed over: when a pass finds that somebody else
-// still refers to it, the bucket takes a new one. In the usual loop nobody does, and nothing is
-// allocated from step to step.
+// overwritten by a later pass. The storage is then handed over: when a pass finds that somebody
+// else still refers to it, the bucket takes a new one. In the usual loop nobody does, and nothing
+// is allocated from step to step.
 //
 // The averaging factor is applied once, while copying in (or in place), when the bucket is launched
 // and not in the hook: a parameter's hook may fire several times in a pass (a checkpoint runs parts
@@ -70,8 +70,8 @@ void Bucket::allocate() {
 }
 
 bool Bucket::is_kept_elsewhere(const std::vector<NamedParameter>& parameters) const {
-  // The storage belongs to the flat tensor and the aliases; anything beyond is the program's, as is a
-  // reference to an alias that is not a gradient any more.
+  // The storage belongs to the flat tensor and the aliases; anything beyond is the program's, as is
+  // a reference to an alias that is not a gradient any more.
   if (flat_.storage().use_count() > 1 + slots_.size()) {
     return true;
   }
@@ -142,14 +142,16 @@ void Bucket::take_result(const at::Tensor& result) {
   }
 }
 
-void Bucket::finish(const std::vector<NamedParameter>& parameters, const std::vector<std::int32_t>& used_anywhere) {
+void Bucket::finish(const std::vector<NamedParameter>& parameters,
+                    const std::vector<std::int32_t>& used_anywhere) {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     auto& slot = slots_[i];
     auto& gradient = parameters[indices_[i]].tensor.mutable_grad();
     if (slot.state == State::kCopyBack) {
       gradient.detach().copy_(slot.alias);
-    } else if (slot.state == State::kUnused && (used_anywhere.empty() || used_anywhere[indices_[i]] != 0)) {
+    } else if (slot.state == State::kUnused &&
+               (used_anywhere.empty() || used_anywhere[indices_[i]] != 0)) {
       gradient = slot.alias;
     }
   }

@@ -36,12 +36,14 @@ class Bucket {
   void fill(const std::vector<NamedParameter>& parameters, double factor, bool keep_gradients,
             const std::vector<std::int32_t>& used);
 
-  /// Takes `result` (of the bucket's size) for the reduced values, where a hook made another tensor.
+  /// Takes `result` (of the bucket's size) for the reduced values, where a hook made another
+  /// tensor.
   void take_result(const at::Tensor& result);
 
   /// After the reduction: completes those gradients that `fill` could not. `used_anywhere` empty:
   /// every parameter counts as used on some rank.
-  void finish(const std::vector<NamedParameter>& parameters, const std::vector<std::int32_t>& used_anywhere);
+  void finish(const std::vector<NamedParameter>& parameters,
+              const std::vector<std::int32_t>& used_anywhere);
 
   /// The gradients' offsets, lengths and sizes in `flat()`, for communication hooks.
   std::vector<std::size_t> offsets() const;

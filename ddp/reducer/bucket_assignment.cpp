@@ -1,9 +1,9 @@
-#include <ddp/reducer/bucket_assignment.h>
-
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <tuple>
+
+#include <ddp/reducer/bucket_assignment.h>
 
 namespace ddp {
 namespace {
@@ -18,8 +18,10 @@ struct OpenBucket {
 
 }  // namespace
 
-BucketAssignment assign_buckets(const std::vector<at::Tensor>& tensors, const std::vector<std::size_t>& limits,
-                                const std::vector<bool>& expect_sparse, const std::vector<std::size_t>& order) {
+BucketAssignment assign_buckets(const std::vector<at::Tensor>& tensors,
+                                const std::vector<std::size_t>& limits,
+                                const std::vector<bool>& expect_sparse,
+                                const std::vector<std::size_t>& order) {
   std::vector<std::size_t> sequence = order;
   if (sequence.empty()) {
     sequence.resize(tensors.size());
@@ -53,11 +55,13 @@ BucketAssignment assign_buckets(const std::vector<at::Tensor>& tensors, const st
   }
   if (order.empty()) {
     std::sort(buckets.begin(), buckets.end(), [](const auto& left, const auto& right) {
-      return *std::min_element(left.begin(), left.end()) > *std::min_element(right.begin(), right.end());
+      return *std::min_element(left.begin(), left.end()) >
+             *std::min_element(right.begin(), right.end());
     });
   } else {
-    std::sort(buckets.begin(), buckets.end(),
-              [&](const auto& left, const auto& right) { return position[left.back()] < position[right.back()]; });
+    std::sort(buckets.begin(), buckets.end(), [&](const auto& left, const auto& right) {
+      return position[left.back()] < position[right.back()];
+    });
   }
   return buckets;
 }

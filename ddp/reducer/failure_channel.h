@@ -14,9 +14,9 @@ class FailureChannel {
  public:
   virtual ~FailureChannel() = default;
 
-  /// Says that this rank failed pass `pass` of the reducer named `scope`, and waits up to `patience`
-  /// for every other rank to say the same. True: all ranks failed this pass, and each of them knows
-  /// it. Never throws.
+  /// Says that this rank failed pass `pass` of the reducer named `scope`, and waits up to
+  /// `patience` for every other rank to say the same. True: all ranks failed this pass, and each of
+  /// them knows it. Never throws.
   virtual bool all_failed(const std::string& scope, std::uint64_t pass, const std::string& report,
                           std::chrono::milliseconds patience) = 0;
 

@@ -1,5 +1,3 @@
-#include <ddp/reducer/reducer.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -11,6 +9,7 @@
 
 #include <ddp/error.h>
 #include <ddp/error_text.h>
+#include <ddp/reducer/reducer.h>
 
 // Note [Reducer state machine]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -19,27 +18,29 @@
 // that should have reduced every gradient and could not is an error of that very backward(), not of
 // the next forward.
 //
-// A parameter is ready when its hook has fired; it may fire again (a checkpoint) until its bucket is
-// launched. A bucket is launched when all of its parameters are ready *and* every bucket before it
-// was launched: the order of the collectives is then the same on all ranks, whatever the order of
-// the hooks.
+// A parameter is ready when its hook has fired; it may fire again (a checkpoint) until its bucket
+// is launched. A bucket is launched when all of its parameters are ready *and* every bucket before
+// it was launched: the order of the collectives is then the same on all ranks, whatever the order
+// of the hooks.
 //
 // Two traps of the engine:
 // - Inside a re-entrant backward (a checkpoint that calls backward() in its own backward) the
-//   callback runs at the end of the *nested* graph task, when torch::autograd::get_current_node() is
-//   not null. The pass stays open, and the next hook of another graph task queues a callback there.
-// - An exception in any node or hook drops the queued callbacks without calling them. The callback's
+//   callback runs at the end of the *nested* graph task, when torch::autograd::get_current_node()
+//   is not null. The pass stays open, and the next hook of another graph task queues a callback
+//   there.
+// - An exception in any node or hook drops the queued callbacks without calling them. The
+// callback's
 //   state then dies uncalled, which is how the reducer hears of it (EndOfBackward).
 //
 // Note [A failed pass]
 // ~~~~~~~~~~~~~~~~~~~~
 // What is begun on the wire is ended on the wire. A pass may die on every rank alike (a layer that
 // no rank used) or on one of them (an exception there). The dying rank says so over the failure
-// channel and waits shortly for the same word from the others. If all of them failed this pass, each
-// completes the buckets that are not launched yet, throws the values away, and the next pass is
-// clean. Otherwise the rank leaves the group: it publishes why and closes its connections, so that its
-// peers, which wait for its part of a bucket, end with an error that carries its words instead of
-// waiting for a timeout or averaging with something else.
+// channel and waits shortly for the same word from the others. If all of them failed this pass,
+// each completes the buckets that are not launched yet, throws the values away, and the next pass
+// is clean. Otherwise the rank leaves the group: it publishes why and closes its connections, so
+// that its peers, which wait for its part of a bucket, end with an error that carries its words
+// instead of waiting for a timeout or averaging with something else.
 
 namespace ddp {
 namespace {
@@ -60,7 +61,8 @@ std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& parameters
 
 }  // namespace
 
-/// What the engine holds until the end of backward: called, or destroyed uncalled after an exception.
+/// What the engine holds until the end of backward: called, or destroyed uncalled after an
+/// exception.
 struct Reducer::EndOfBackward {
   std::weak_ptr<Reducer> reducer;
   std::uint64_t pass = 0;
@@ -84,14 +86,16 @@ std::shared_ptr<Reducer> Reducer::create(std::vector<NamedParameter> parameters,
                                          c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                                          std::shared_ptr<FailureChannel> channel, std::string scope,
                                          const ReducerOptions& options) {
-  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(process_group), std::move(channel),
-                                               std::move(scope), options));
+  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(process_group),
+                                               std::move(channel), std::move(scope), options));
   reducer->install_hooks();
   return reducer;
 }
 
-Reducer::Reducer(std::vector<NamedParameter> parameters, c10::intrusive_ptr<c10d::ProcessGroup> process_group,
-                 std::shared_ptr<FailureChannel> channel, std::string scope, const ReducerOptions& options)
+Reducer::Reducer(std::vector<NamedParameter> parameters,
+                 c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                 std::shared_ptr<FailureChannel> channel, std::string scope,
+                 const ReducerOptions& options)
     : parameters_(std::move(parameters)),
       process_group_(std::move(process_group)),
       channel_(std::move(channel)),
@@ -103,10 +107,11 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, c10::intrusive_ptr<c10d
   // As c10d: one bucket a dtype and device until the order of readiness is known; with unused
   // parameters it is never known for sure, and the size limits hold from the start.
   constexpr auto kNoLimit = std::numeric_limits<std::size_t>::max();
-  set_buckets(assign_buckets(tensors_of(parameters_),
-                             options_.find_unused_parameters
-                                 ? std::vector<std::size_t>{options_.first_bucket_cap, options_.bucket_cap}
-                                 : std::vector<std::size_t>{kNoLimit}));
+  set_buckets(
+      assign_buckets(tensors_of(parameters_),
+                     options_.find_unused_parameters
+                         ? std::vector<std::size_t>{options_.first_bucket_cap, options_.bucket_cap}
+                         : std::vector<std::size_t>{kNoLimit}));
 }
 
 Reducer::~Reducer() {
@@ -121,7 +126,8 @@ void Reducer::install_hooks() {
     auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[index].tensor);
     using torch::autograd::utils::LambdaPostHook;
     const auto key = accumulator->add_post_hook(std::make_unique<LambdaPostHook>(
-        [this, index](const torch::autograd::variable_list& outputs, const torch::autograd::variable_list& inputs) {
+        [this, index](const torch::autograd::variable_list& outputs,
+                      const torch::autograd::variable_list& inputs) {
           on_gradient(index, !inputs.empty() && inputs.front().defined());
           return outputs;
         }));
@@ -149,10 +155,12 @@ void Reducer::set_synchronize(bool synchronize) {
 void Reducer::register_comm_hook(CommHook hook) {
   const std::lock_guard lock(mutex_);
   if (hook_) {
-    throw UsageError(who() + "register_comm_hook: a communication hook is registered already; there can be one");
+    throw UsageError(
+        who() + "register_comm_hook: a communication hook is registered already; there can be one");
   }
   if (open_) {
-    throw UsageError(who() + "register_comm_hook: a backward pass is under way; register the hook before it");
+    throw UsageError(
+        who() + "register_comm_hook: a backward pass is under way; register the hook before it");
   }
   hook_ = std::move(hook);
 }
@@ -178,10 +186,12 @@ std::string Reducer::who() const {
 std::string Reducer::describe(std::size_t bucket) const {
   const auto& indices = buckets_[bucket].indices();
   if (indices.size() == 1) {
-    return fmt::format("bucket {} of {} ({})", bucket, buckets_.size(), parameters_[indices.front()].name);
+    return fmt::format("bucket {} of {} ({})", bucket, buckets_.size(),
+                       parameters_[indices.front()].name);
   }
   return fmt::format("bucket {} of {} ({} ... {}, {} parameters)", bucket, buckets_.size(),
-                     parameters_[indices.front()].name, parameters_[indices.back()].name, indices.size());
+                     parameters_[indices.front()].name, parameters_[indices.back()].name,
+                     indices.size());
 }
 
 std::string Reducer::describe_missing() const {
@@ -194,8 +204,9 @@ std::string Reducer::describe_missing() const {
     }
     if (++count <= kShown) {
       const auto& parameter = parameters_[index];
-      text += fmt::format("\n  {}{}", parameter.name,
-                          parameter.tensor.requires_grad() ? "" : " (it does not require a gradient any more)");
+      text += fmt::format(
+          "\n  {}{}", parameter.name,
+          parameter.tensor.requires_grad() ? "" : " (it does not require a gradient any more)");
     }
   }
   if (count > kShown) {
@@ -224,16 +235,19 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
   const auto bucket = bucket_of_[index];
   if (bucket < next_bucket_) {
     pending_report_ = fmt::format(
-        "{}a gradient for {} came a second time in this backward pass, after its bucket had been sent. A parameter "
-        "may be used several times in one forward, but not by several re-entrant checkpoints, and not by two "
+        "{}a gradient for {} came a second time in this backward pass, after its bucket had been "
+        "sent. A parameter "
+        "may be used several times in one forward, but not by several re-entrant checkpoints, and "
+        "not by two "
         "DistributedDataParallel wrappers.",
         who(), parameters_[index].name);
     throw UsageError(pending_report_);
   }
   if (parameters_[index].tensor.grad().defined() && parameters_[index].tensor.grad().is_sparse()) {
     pending_report_ = fmt::format(
-        "{}the gradient of {} is sparse, which is not supported: build the embedding with sparse(false)", who(),
-        parameters_[index].name);
+        "{}the gradient of {} is sparse, which is not supported: build the embedding with "
+        "sparse(false)",
+        who(), parameters_[index].name);
     throw UsageError(pending_report_);
   }
   if (ready_[index] == 0) {
@@ -294,8 +308,8 @@ void Reducer::launch(std::size_t index) {
     for (const auto parameter : bucket.indices()) {
       parameters.push_back(parameters_[parameter].tensor);
     }
-    c10d::GradBucket native(index, buckets_.size(), bucket.flat(), bucket.offsets(), bucket.lengths(), bucket.sizes(),
-                            std::move(parameters), std::nullopt);
+    c10d::GradBucket native(index, buckets_.size(), bucket.flat(), bucket.offsets(),
+                            bucket.lengths(), bucket.sizes(), std::move(parameters), std::nullopt);
     in_flight.future = hook_(native);
     return;
   }
@@ -312,7 +326,8 @@ void Reducer::end_of_backward(std::uint64_t pass, int task) {
   if (!open_ || pass != pass_) {
     return;
   }
-  queued_tasks_.erase(std::remove(queued_tasks_.begin(), queued_tasks_.end(), task), queued_tasks_.end());
+  queued_tasks_.erase(std::remove(queued_tasks_.begin(), queued_tasks_.end(), task),
+                      queued_tasks_.end());
   if (next_bucket_ < buckets_.size()) {
     if (torch::autograd::get_current_node() != nullptr) {
       return;  // the end of a nested graph task only
@@ -320,14 +335,19 @@ void Reducer::end_of_backward(std::uint64_t pass, int task) {
     if (!options_.find_unused_parameters) {
       const auto report = fmt::format(
           "{}this backward pass gave no gradient to:{}\n"
-          "Its gradients are therefore not averaged and must not be used. Every parameter that requires a gradient "
-          "must take part in the loss, in each pass and on every rank. If some layers are skipped on purpose, wrap "
-          "with DistributedDataParallelOptions().find_unused_parameters(true); if a parameter is never used, do not "
+          "Its gradients are therefore not averaged and must not be used. Every parameter that "
+          "requires a gradient "
+          "must take part in the loss, in each pass and on every rank. If some layers are skipped "
+          "on purpose, wrap "
+          "with DistributedDataParallelOptions().find_unused_parameters(true); if a parameter is "
+          "never used, do not "
           "register it, or freeze it with set_requires_grad(false) before wrapping.",
           who(), describe_missing());
       const bool is_clean = fail_pass(report);
-      throw UsageError(is_clean ? report
-                                : report + "\nThe other ranks did not fail alike, so this rank has left the group.");
+      throw UsageError(
+          is_clean
+              ? report
+              : report + "\nThe other ranks did not fail alike, so this rank has left the group.");
     }
     for (auto& bucket : buckets_) {
       bucket.pending = 0;
@@ -360,7 +380,8 @@ void Reducer::finish_pass() {
       communication_failed("the all-reduce of the used parameters", detail::concise(error));
     }
     const auto host = used_map.cpu();
-    used_anywhere.assign(host.data_ptr<std::int32_t>(), host.data_ptr<std::int32_t>() + host.numel());
+    used_anywhere.assign(host.data_ptr<std::int32_t>(),
+                         host.data_ptr<std::int32_t>() + host.numel());
   }
   for (auto& bucket : buckets_) {
     bucket.finish(parameters_, used_anywhere);
@@ -408,7 +429,9 @@ void Reducer::close_pass() {
 void Reducer::communication_failed(const std::string& what, const std::string& why) {
   close_pass();
   const auto report = fmt::format("{} failed: {}", what, why);
-  failure_ = fmt::format("the process group failed earlier ({}); destroy it with ddp::destroy_process_group()", report);
+  failure_ = fmt::format(
+      "the process group failed earlier ({}); destroy it with ddp::destroy_process_group()",
+      report);
   std::string others;
   if (channel_) {
     channel_->abort(who() + report);
@@ -432,8 +455,10 @@ bool Reducer::fail_pass(const std::string& report) noexcept {
     is_clean = false;
   }
   if (!is_clean && failure_.empty()) {
-    failure_ = "this rank left the process group after a failed backward pass; destroy it with "
-               "ddp::destroy_process_group(). The pass failed with: " + report;
+    failure_ =
+        "this rank left the process group after a failed backward pass; destroy it with "
+        "ddp::destroy_process_group(). The pass failed with: " +
+        report;
     if (channel_) {
       channel_->abort(report);
     } else {
@@ -467,7 +492,8 @@ void Reducer::backward_died(std::uint64_t pass) {
   if (!open_ || pass != pass_) {
     return;
   }
-  fail_pass(pending_report_.empty() ? who() + "an exception ended its backward pass" : pending_report_);
+  fail_pass(pending_report_.empty() ? who() + "an exception ended its backward pass"
+                                    : pending_report_);
 }
 
 // ---- Layout ----
@@ -479,8 +505,10 @@ void Reducer::prepare_for_forward() {
   }
   if (open_) {
     const auto report = fmt::format(
-        "{}the backward pass before this forward did not end: its last gradients came from inside a re-entrant "
-        "checkpoint, and none came to:{}\nEvery parameter must take part in the loss; with layers that are skipped on "
+        "{}the backward pass before this forward did not end: its last gradients came from inside "
+        "a re-entrant "
+        "checkpoint, and none came to:{}\nEvery parameter must take part in the loss; with layers "
+        "that are skipped on "
         "purpose, use DistributedDataParallelOptions().find_unused_parameters(true).",
         who(), describe_missing());
     fail_pass(report);
@@ -493,7 +521,8 @@ void Reducer::prepare_for_forward() {
 }
 
 void Reducer::rebuild_buckets() {
-  const auto own = assign_buckets(tensors_of(parameters_), {options_.first_bucket_cap, options_.bucket_cap}, {}, arrival_);
+  const auto own = assign_buckets(tensors_of(parameters_),
+                                  {options_.first_bucket_cap, options_.bucket_cap}, {}, arrival_);
   try {
     set_buckets(agree_with_rank_0(own));
   } catch (const Error&) {
@@ -506,8 +535,8 @@ void Reducer::rebuild_buckets() {
 }
 
 BucketAssignment Reducer::agree_with_rank_0(const BucketAssignment& own) {
-  // c10d's protocol (reducer.cpp, sync_bucket_indices): all indices and the number of buckets in one
-  // int32 tensor, whose size is the same on all ranks; then the buckets' sizes.
+  // c10d's protocol (reducer.cpp, sync_bucket_indices): all indices and the number of buckets in
+  // one int32 tensor, whose size is the same on all ranks; then the buckets' sizes.
   const auto device = parameters_.front().tensor.device();
   std::vector<std::int32_t> indices;
   std::vector<std::int32_t> sizes;
@@ -520,7 +549,8 @@ BucketAssignment Reducer::agree_with_rank_0(const BucketAssignment& own) {
     std::vector<at::Tensor> tensors{at::tensor(values, at::kInt).to(device)};
     process_group_->broadcast(tensors)->wait();
     const auto host = tensors.front().cpu();
-    return std::vector<std::int32_t>(host.data_ptr<std::int32_t>(), host.data_ptr<std::int32_t>() + host.numel());
+    return std::vector<std::int32_t>(host.data_ptr<std::int32_t>(),
+                                     host.data_ptr<std::int32_t>() + host.numel());
   };
   indices = from_rank_0(indices);
   sizes.resize(indices.back(), 0);

@@ -28,7 +28,8 @@ namespace ddp {
 using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(c10d::GradBucket&)>;
 
 struct ReducerOptions {
-  /// Bytes at which the first and the other buckets are closed, once the order of readiness is known.
+  /// Bytes at which the first and the other buckets are closed, once the order of readiness is
+  /// known.
   std::size_t first_bucket_cap = std::size_t{1} << 20;
   std::size_t bucket_cap = std::size_t{25} << 20;
   /// Parameters without a gradient contribute zeros instead of being an error.
@@ -49,8 +50,8 @@ struct ReducerOptions {
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// `parameters`: leaf tensors that require gradients, the same on every rank, without duplicates.
-  /// `channel` may be null: a pass that fails then always ends the group. `scope` names this reducer
-  /// on the channel, alike on all ranks.
+  /// `channel` may be null: a pass that fails then always ends the group. `scope` names this
+  /// reducer on the channel, alike on all ranks.
   static std::shared_ptr<Reducer> create(std::vector<NamedParameter> parameters,
                                          c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                                          std::shared_ptr<FailureChannel> channel, std::string scope,
@@ -61,10 +62,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   /// To be called before every forward that records a graph: the first such call after the first
   /// reduced pass lays the buckets out anew, in rank 0's order of readiness (a collective).
-  /// Throws UsageError where the pass before never ended, CommunicationError where the group failed.
+  /// Throws UsageError where the pass before never ended, CommunicationError where the group
+  /// failed.
   void prepare_for_forward();
 
-  /// Whether the hooks that fire from now on start and feed a reduction (false: gradients stay local).
+  /// Whether the hooks that fire from now on start and feed a reduction (false: gradients stay
+  /// local).
   void set_synchronize(bool synchronize);
 
   /// The number of passes that were reduced to their end.
@@ -85,8 +88,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     c10::intrusive_ptr<c10::ivalue::Future> future;  // of a hook
   };
 
-  Reducer(std::vector<NamedParameter> parameters, c10::intrusive_ptr<c10d::ProcessGroup> process_group,
-          std::shared_ptr<FailureChannel> channel, std::string scope, const ReducerOptions& options);
+  Reducer(std::vector<NamedParameter> parameters,
+          c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+          std::shared_ptr<FailureChannel> channel, std::string scope,
+          const ReducerOptions& options);
 
   void install_hooks();
   void on_gradient(std::size_t index, bool defined);
@@ -132,11 +137,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool open_ = false;
   std::uint64_t pass_ = 0;
   std::size_t next_bucket_ = 0;
-  std::vector<std::uint8_t> ready_;       // by parameter
-  std::vector<std::int32_t> used_;        // by parameter; since the last reduced pass
-  std::vector<int> queued_tasks_;         // graph tasks at whose end we are called
-  std::vector<InFlight> in_flight_;       // by bucket
-  std::string pending_report_;            // why a hook threw
+  std::vector<std::uint8_t> ready_;  // by parameter
+  std::vector<std::int32_t> used_;   // by parameter; since the last reduced pass
+  std::vector<int> queued_tasks_;    // graph tasks at whose end we are called
+  std::vector<InFlight> in_flight_;  // by bucket
+  std::string pending_report_;       // why a hook threw
 
   std::string failure_;  // why the group is not usable any more
   std::atomic<std::uint64_t> finished_passes_{0};

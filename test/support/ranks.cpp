@@ -1,15 +1,13 @@
-#include <test/support/ranks.h>
-
 #include <cstdlib>
 #include <cstring>
-#include <stdexcept>
-
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <stdexcept>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <test/support/ranks.h>
 #include <unistd.h>
 
 #include <ddp/error.h>
@@ -79,7 +77,8 @@ void set(const char* name, const std::string& value) {
   }
 }
 
-void take_messages(Process& process, RankResult& result, const std::function<void(const std::string&)>& on_value) {
+void take_messages(Process& process, RankResult& result,
+                   const std::function<void(const std::string&)>& on_value) {
   for (;;) {
     std::uint32_t size = 0;
     if (process.unread.size() < sizeof(size)) {
@@ -113,7 +112,9 @@ const std::string& RankResult::operator[](const std::string& name) const {
   return entry == values.end() ? missing : entry->second;
 }
 
-void Rank::report(const std::string& name, const std::string& value) const { write_all(pipe_, message(name, value)); }
+void Rank::report(const std::string& name, const std::string& value) const {
+  write_all(pipe_, message(name, value));
+}
 
 void fail_rank(const char* file, int line, const char* expression) {
   throw std::logic_error(std::string(file) + ":" + std::to_string(line) + ": " + expression);
@@ -142,7 +143,8 @@ std::vector<RankResult> run_ranks(int world_size, const std::function<void(const
 }
 
 std::vector<RankResult> run_ranks(int world_size, const std::function<void(const Rank&)>& body,
-                                  const RankOptions& options, const std::vector<Trigger>& triggers) {
+                                  const RankOptions& options,
+                                  const std::vector<Trigger>& triggers) {
   const ReservedPort reserved;
   const auto start = Clock::now();
   std::vector<Process> processes(world_size);
@@ -190,7 +192,8 @@ std::vector<RankResult> run_ranks(int world_size, const std::function<void(const
     for (const auto& process : processes) {
       polled.push_back({process.ended ? -1 : process.pipe, POLLIN, 0});
     }
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     if (left <= 0) {
       break;
     }
@@ -239,8 +242,9 @@ std::string summary(const std::vector<RankResult>& results) {
   std::string text;
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
     const auto& result = results[rank];
-    text += "\nrank " + std::to_string(rank) + ": status " + std::to_string(result.status) + " after " +
-            std::to_string(result.seconds) + " s " + result.error_type + " " + result.error;
+    text += "\nrank " + std::to_string(rank) + ": status " + std::to_string(result.status) +
+            " after " + std::to_string(result.seconds) + " s " + result.error_type + " " +
+            result.error;
     for (const auto& [name, value] : result.values) {
       text += "\n    " + name + " = " + value;
     }

@@ -36,9 +36,7 @@ class Rank {
   void report(const std::string& name, const std::string& value) const;
   /// The bytes of a number or of any trivially copyable value, for bit-exact comparison.
   template <class Value>
-  void report(const std::string& name, Value value) const
-    requires std::is_arithmetic_v<Value>
-  {
+  void report(const std::string& name, Value value) const requires std::is_arithmetic_v<Value> {
     report(name, std::to_string(value));
   }
 
@@ -90,11 +88,11 @@ class ReservedPort {
 };
 
 /// Inside a rank: ends the rank with an error that quotes the expression unless it holds.
-#define RANK_CHECK(expression)                                                                  \
-  do {                                                                                          \
-    if (!(expression)) {                                                                        \
-      ::ddp::test::fail_rank(__FILE__, __LINE__, #expression);                                  \
-    }                                                                                           \
+#define RANK_CHECK(expression)                                 \
+  do {                                                         \
+    if (!(expression)) {                                       \
+      ::ddp::test::fail_rank(__FILE__, __LINE__, #expression); \
+    }                                                          \
   } while (false)
 [[noreturn]] void fail_rank(const char* file, int line, const char* expression);
 
