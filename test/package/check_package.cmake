@@ -1,0 +1,20 @@
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "failed (${status}): ${ARGN}")
+  endif()
+endfunction()
+
+# A folder of this run's own, so that two runs at once do not meet.
+string(RANDOM LENGTH 12 name)
+set(work "${WORK}/run_${name}")
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${work}/prefix)
+set(flags "")
+if(FLAGS)
+  set(flags "-fsanitize=address,undefined")
+endif()
+run(${CMAKE_COMMAND} -S ${SOURCE} -B ${work}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
+    -DCMAKE_CXX_COMPILER_LAUNCHER=${COMPILER_LAUNCHER} -DCMAKE_CXX_FLAGS=${flags} -DCMAKE_PREFIX_PATH=${work}/prefix)
+run(${CMAKE_COMMAND} --build ${work}/build)
+run(${work}/prefix/bin/launch --nproc_per_node=2 ${work}/build/main)
+file(REMOVE_RECURSE ${work})
