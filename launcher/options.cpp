@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <charconv>
 #include <climits>
-#include <cmath>
 #include <string_view>
 
 #include <cxxopts.hpp>
@@ -102,7 +101,7 @@ std::chrono::milliseconds grace_period(const cxxopts::ParseResult& parsed) {
       !(seconds >= 0 && seconds <= kLongestGraceSeconds)) {
     usage_error(fmt::format("--{} must be a number of seconds, 0 or more, not '{}'", kName, text));
   }
-  return std::chrono::milliseconds(std::llround(seconds * 1000));
+  return std::chrono::milliseconds(static_cast<long long>(seconds * 1000 + 0.5));
 }
 
 void check_nodes(const Options& options) {

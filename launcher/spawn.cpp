@@ -1,17 +1,20 @@
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
+#include <fmt/format.h>
+
+#include <launcher/error.h>
 #include <launcher/spawn.h>
 
 namespace ddp::launcher {
 namespace {
 
-/// Runs in the child, on the parent's memory: system calls only.
-[[noreturn]] void become_worker(const SpawnRequest& request, pid_t parent, volatile int* error) {
+[[noreturn]] void become_worker(const SpawnRequest& request, pid_t parent) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have died before the line above.
@@ -21,29 +24,26 @@ namespace {
     request.signals->restore();
     ::execve(request.path, request.arguments, request.environment);
   }
-  *error = errno;
+  *request.error = errno;
   ::_exit(127);
-}
-
-/// vfork alone in a function, so that no variable of another one can be clobbered by it.
-[[gnu::noinline]] pid_t vfork_worker(const SpawnRequest& request, pid_t parent,
-                                     volatile int* error) {
-  const pid_t pid = ::vfork();
-  if (pid == 0) become_worker(request, parent, error);
-  return pid;
 }
 
 }  // namespace
 
-pid_t spawn(const SpawnRequest& request) {
-  volatile int exec_error = 0;
-  const pid_t pid = vfork_worker(request, ::getpid(), &exec_error);
-  if (pid > 0 && exec_error != 0) {
-    while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
-    }
-    errno = exec_error;
-    return -1;
+SharedErrors::SharedErrors(size_t count) : bytes_(count * sizeof(int)) {
+  void* memory = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw Error(ExitStatus::kSetup, fmt::format("cannot map memory: {}", std::strerror(errno)));
   }
+  errors_ = static_cast<int*>(memory);
+}
+
+SharedErrors::~SharedErrors() { ::munmap(errors_, bytes_); }
+
+pid_t spawn(const SpawnRequest& request) {
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid == 0) become_worker(request, parent);
   return pid;
 }
 

@@ -60,7 +60,8 @@ Supervisor::Supervisor(const Job& job, const SignalTakeover& signals, int contro
     : job_(job),
       signals_(signals),
       control_fd_(control_fd),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      exec_errors_(static_cast<size_t>(job.options.nproc_per_node)) {
   sigset_t child;
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);
@@ -81,16 +82,15 @@ void Supervisor::watch(int fd, uint64_t tag) {
 }
 
 int Supervisor::run() {
-  const int failed = start_workers();
-  if (failed != 0) {
+  if (!start_workers()) {
     kill_all();
-    return failed;
+    return ExitStatus::kSetup;
   }
   while (!finished()) wait_for_events();
   return finish();
 }
 
-int Supervisor::start_workers() {
+bool Supervisor::start_workers() {
   const Options& options = job_.options;
   WorkerEnvironment environment(environ, options, job_.master);
   const UniqueFd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -114,41 +114,26 @@ int Supervisor::start_workers() {
     worker.local_rank = local_rank;
     worker.started = std::chrono::system_clock::now();
     SpawnRequest request{job_.program.c_str(), arguments.data(), environment.of(local_rank),
-                         &signals_};
+                         &signals_, &exec_errors_[workers_.size()]};
     if (local_rank > 0) request.stdin_fd = no_input.get();
     if (worker.rank == 0) request.keep_fd = job_.master.reserved.get();
     worker.pid = spawn(request);
     if (worker.pid < 0) {
-      if (errno == EAGAIN || errno == ENOMEM) {
-        print_message(
-            fmt::format("cannot start rank {}: {} (is there a limit on processes or memory? see "
-                        "ulimit -a)",
-                        worker.rank, std::strerror(errno)));
-        return ExitStatus::kSetup;
-      }
-      const ExecFailure failure = explain_exec_failure(job_.program, errno);
-      print_message(failure.text);
-      return failure.status;
+      print_message(fmt::format(
+          "cannot start rank {}: {} (is there a limit on processes or memory? see ulimit -a)",
+          worker.rank, std::strerror(errno)));
+      return false;
     }
     // Without a pidfd (an old kernel, too many open files) SIGCHLD still tells of its end, only the
     // order of ends is less exact.
     UniqueFd pidfd(open_pidfd(worker.pid));
     if (pidfd) watch(pidfd.get(), workers_.size());
-    if (!pidfd && errno == EMFILE) spare_descriptors();
     pidfds_.push_back(std::move(pidfd));
     workers_.push_back(worker);
     ++running_;
   }
   release_standard_input();
-  return 0;
-}
-
-void Supervisor::spare_descriptors() {
-  // Killing needs a few, to look into /proc.
-  constexpr size_t kSpare = 8;
-  for (size_t i = 0; i < std::min(kSpare, pidfds_.size()); ++i) {
-    pidfds_[pidfds_.size() - 1 - i].reset();
-  }
+  return true;
 }
 
 bool Supervisor::finished() const {
@@ -172,21 +157,19 @@ int Supervisor::wait_timeout() const {
 
 void Supervisor::wait_for_events() {
   // epoll gives the pidfds in the order in which they became readable, so the first failure is
-  // known even when several workers are dead by the time that this process runs. The rest of that
-  // queue is drained before anything is done about it: who died of his own accord must not be taken
-  // for one that the launcher stopped.
-  bool ended = handle_events(wait_timeout());
-  const bool look_at_groups = ended || child_signaled_;
-  while (ended) ended = handle_events(0);
-  if (child_signaled_) {
+  // known even when several workers are dead by the time that this process runs. Then the rest of
+  // the dead are reaped before anything is done about them: who died of his own accord must not be
+  // taken for one that the launcher stopped.
+  const bool ended = handle_events(wait_timeout());
+  if (ended || child_signaled_) {
     child_signaled_ = false;
     signalfd_siginfo ignored{};
     while (::read(child_signal_.get(), &ignored, sizeof(ignored)) > 0) {
     }
     reap_children([this](pid_t pid, int status) { child_reaped(pid, status); });
+    // A group that has lost its leader loses its last member as a child of this process, too.
+    forget_empty_groups();
   }
-  // A group that has lost its leader loses its last member as a child of this process, too.
-  if (look_at_groups) forget_empty_groups();
   act();
 }
 
@@ -226,7 +209,9 @@ void Supervisor::worker_ended(Worker& worker, int wait_status) {
   --running_;
   if (pidfds_[index]) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, pidfds_[index].get(), nullptr);
   pidfds_[index].reset();
-  if (phase_ == Phase::kRunning && worker.failed()) failures_.push_back(index);
+  if (phase_ != Phase::kRunning || !worker.failed()) return;
+  failures_.push_back(index);
+  if (exec_error_ == 0) exec_error_ = exec_errors_[index];
 }
 
 void Supervisor::handle_control() {
@@ -264,7 +249,7 @@ void Supervisor::act() {
     kill_all();
   } else if (phase_ == Phase::kRunning && !failures_.empty()) {
     const Worker& first = workers_[failures_.front()];
-    if (running_ > 0) {
+    if (running_ > 0 && exec_error_ == 0) {
       print_message(fmt::format(
           "rank {} (pid {}) {}: stopping the other{}; what is left after {} is killed", first.rank,
           first.pid, describe_end(first), plural(running_), seconds(job_.options.grace_period)));
@@ -318,7 +303,9 @@ void Supervisor::end_leftovers() {
 
 void Supervisor::signal_groups(int signal) const {
   for (const Worker& worker : workers_) {
-    if (worker.group_alive) ::kill(-worker.pid, signal);
+    if (!worker.group_alive) continue;
+    // A worker that has just been started may not lead its group yet.
+    if (::kill(-worker.pid, signal) != 0 && worker.running()) ::kill(worker.pid, signal);
   }
 }
 
@@ -332,6 +319,11 @@ void Supervisor::forget_empty_groups() {
 int Supervisor::finish() {
   if (phase_ != Phase::kKilled) end_leftovers();
   if (front_died_) return ExitStatus::kSignalBase + SIGKILL;
+  if (exec_error_ != 0) {
+    const ExecFailure failure = explain_exec_failure(job_.program, exec_error_);
+    print_message(failure.text);
+    return failure.status;
+  }
   if (!failures_.empty()) {
     print_message(failure_report(workers_, failures_, host_name(), job_.options.command.front()));
     return workers_[failures_.front()].status();

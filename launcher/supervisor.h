@@ -6,6 +6,7 @@
 
 #include <launcher/job.h>
 #include <launcher/signals.h>
+#include <launcher/spawn.h>
 #include <launcher/unique_fd.h>
 #include <launcher/worker.h>
 
@@ -31,14 +32,13 @@ class Supervisor {
   };
 
   void watch(int fd, uint64_t tag);
-  int start_workers();
+  bool start_workers();
   void wait_for_events();
   bool handle_events(int timeout);
   void handle_control();
   void handle_signal(int signal);
   void worker_ended(Worker& worker, int wait_status);
   void forget_empty_groups();
-  void spare_descriptors();
   void child_reaped(pid_t pid, int wait_status);
   void act();
   void stop(int signal);
@@ -54,11 +54,13 @@ class Supervisor {
   int control_fd_;
   UniqueFd epoll_;
   UniqueFd child_signal_;
+  SharedErrors exec_errors_;
   std::vector<Worker> workers_;
   std::vector<UniqueFd> pidfds_;
   std::vector<size_t> failures_;
   size_t running_ = 0;
   Phase phase_ = Phase::kRunning;
+  int exec_error_ = 0;   ///< why the program could not be executed, 0: it could
   int stop_signal_ = 0;  ///< sent to the launcher by its user, 0: none
   bool front_died_ = false;
   bool child_signaled_ = false;

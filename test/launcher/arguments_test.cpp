@@ -58,7 +58,15 @@ TEST_CASE("called as ddprun it leaves the rank to the environment") {
 TEST_CASE("local rank 0 has the launcher's input, the others none") {
   LaunchProcess::Setup setup;
   setup.input = "some input\n";
-  LaunchProcess job(with_script({"--nproc_per_node=3"}, "echo \"$RANK: $(cat)\""), setup);
+  // Rank 0 reads last: what the others get of its input it misses.
+  LaunchProcess job(
+      with_script({"--nproc_per_node=3"},
+                  "if [ $RANK = 0 ]; then\n"
+                  "  until [ -e $DIR/read.1 ] && [ -e $DIR/read.2 ]; do sleep 0.01; done\n"
+                  "fi\n"
+                  "echo \"$RANK: $(cat)\"\n"
+                  "echo > $DIR/read.$RANK"),
+      setup);
   CHECK(job.wait() == 0);
   CHECK(sorted_lines(job.output()) == Lines{"0: some input", "1: ", "2: "});
 }

@@ -142,6 +142,7 @@ TEST_CASE("of two failures the earlier one is the root cause, also when both are
                                 "exit 1$RANK"));
   const pid_t ranks[] = {job.pid_from("pid.0"), job.pid_from("pid.1")};
   const pid_t guardian = job.guardian();
+  await("the guardian watches both", [&] { return process_state(guardian) == 'S'; });
   REQUIRE(::kill(guardian, SIGSTOP) == 0);
   await("the guardian is stopped", [&] { return process_state(guardian) == 'T'; });
   for (const int rank : {1, 0}) {
