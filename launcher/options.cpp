@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <climits>
+#include <cstdlib>
 #include <string_view>
 
 #include <cxxopts.hpp>
@@ -94,11 +95,11 @@ std::chrono::milliseconds grace_period(const cxxopts::ParseResult& parsed) {
   constexpr const char* kName = "grace_period";
   if (parsed.count(kName) == 0) return Options{}.grace_period;
   const std::string& text = parsed[kName].as<std::string>();
-  double seconds = -1;
-  const char* end = text.data() + text.size();
-  const auto [stopped, error] = std::from_chars(text.data(), end, seconds);
-  if (error != std::errc{} || stopped != end ||
-      !(seconds >= 0 && seconds <= kLongestGraceSeconds)) {
+  // Plain decimals; std::from_chars would need the mathematics library, which takes time to load.
+  const bool decimal = !text.empty() && text.find_first_not_of("0123456789.") == std::string::npos;
+  char* stopped = nullptr;
+  const double seconds = decimal ? std::strtod(text.c_str(), &stopped) : -1;
+  if (!decimal || *stopped != '\0' || seconds > kLongestGraceSeconds) {
     usage_error(fmt::format("--{} must be a number of seconds, 0 or more, not '{}'", kName, text));
   }
   return std::chrono::milliseconds(static_cast<long long>(seconds * 1000 + 0.5));

@@ -152,6 +152,8 @@ TEST_CASE("what is wrong is named, with the remedy") {
       {{"--use_env=1", "p"}, {"--use_env", "no value"}},
       {{"--grace_period=-1", "p"}, {"--grace_period", "'-1'"}},
       {{"--grace_period=nan", "p"}, {"--grace_period", "'nan'"}},
+      {{"--grace_period=1.2.3", "p"}, {"--grace_period", "'1.2.3'"}},
+      {{"--grace_period=.", "p"}, {"--grace_period", "'.'"}},
       {{"--grace_period=soon", "p"}, {"--grace_period", "'soon'"}},
       {{"--nnodes=1000000", "--nproc_per_node=60000", "--master_addr=x", "p"}, {"more processes"}},
   };
