@@ -32,6 +32,24 @@ std::vector<NamedParameter> unique_entries(
   return unique;
 }
 
+/// Without those that stand in `ignored`. A tensor with several names is left out by any of them.
+std::vector<NamedParameter> without(const torch::OrderedDict<std::string, at::Tensor>& entries,
+                                    const std::vector<std::string>& ignored) {
+  std::unordered_set<const c10::TensorImpl*> left_out;
+  for (const auto& name : ignored) {
+    if (const auto* tensor = entries.find(name)) {
+      left_out.insert(tensor->unsafeGetTensorImpl());
+    }
+  }
+  auto kept = unique_entries(entries);
+  kept.erase(std::remove_if(kept.begin(), kept.end(),
+                            [&](const auto& entry) {
+                              return left_out.count(entry.tensor.unsafeGetTensorImpl()) != 0;
+                            }),
+             kept.end());
+  return kept;
+}
+
 std::vector<NamedParameter> trainable(const std::vector<NamedParameter>& parameters) {
   std::vector<NamedParameter> result;
   std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(result),
@@ -86,7 +104,8 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
   register_module("module", wrapped_);
   group_ = detail::resolve_group(options_.process_group());
   const auto reducer_settings = reducer_options(options_);
-  const auto parameters = trainable(unique_entries(wrapped_->named_parameters()));
+  check_ignored_names();
+  const auto parameters = trainable(managed_parameters());
   if (parameters.empty()) {
     throw UsageError(
         "DistributedDataParallel: no parameter of the module requires a gradient, so there is "
@@ -116,10 +135,31 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
   reducer_ = Reducer::create(parameters, group_, channel, scope, reducer_settings);
 }
 
+std::vector<NamedParameter> DistributedDataParallelBase::managed_parameters() const {
+  return without(wrapped_->named_parameters(), options_.ignored_parameters());
+}
+
+std::vector<NamedParameter> DistributedDataParallelBase::managed_buffers() const {
+  return without(wrapped_->named_buffers(), options_.ignored_parameters());
+}
+
+void DistributedDataParallelBase::check_ignored_names() const {
+  for (const auto& name : options_.ignored_parameters()) {
+    if (!wrapped_->named_parameters().contains(name) && !wrapped_->named_buffers().contains(name)) {
+      throw UsageError(
+          fmt::format("DistributedDataParallel: ignored_parameters has \"{}\", but the module has "
+                      "no parameter or buffer of that "
+                      "name; names are those of the wrapped module's named_parameters() and "
+                      "named_buffers(), as \"fc.weight\"",
+                      name));
+    }
+  }
+}
+
 void DistributedDataParallelBase::synchronize_module_states() {
   std::vector<at::Tensor> tensors;
-  for (const auto& entries : {wrapped_->named_parameters(), wrapped_->named_buffers()}) {
-    for (const auto& entry : unique_entries(entries)) {
+  for (const auto& entries : {managed_parameters(), managed_buffers()}) {
+    for (const auto& entry : entries) {
       tensors.push_back(communicable(entry.tensor));
     }
   }
@@ -128,7 +168,7 @@ void DistributedDataParallelBase::synchronize_module_states() {
 
 void DistributedDataParallelBase::broadcast_buffers() {
   std::vector<at::Tensor> tensors;
-  for (const auto& entry : unique_entries(wrapped_->named_buffers())) {
+  for (const auto& entry : managed_buffers()) {
     tensors.push_back(communicable(entry.tensor));
   }
   if (tensors.empty()) {

@@ -67,6 +67,9 @@ class DistributedDataParallelBase : public torch::nn::Module {
   void before_forward();
 
  private:
+  std::vector<NamedParameter> managed_parameters() const;
+  std::vector<NamedParameter> managed_buffers() const;
+  void check_ignored_names() const;
   void synchronize_module_states();
   void broadcast_buffers();
 

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <torch/arg.h>
 
@@ -28,6 +30,10 @@ class DistributedDataParallelOptions {
   /// Gradients that the program keeps beyond a pass may be overwritten by the next one. (With false
   /// they are not; neither copies them back from the buckets.)
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
+  /// Names, as the module's own `named_parameters()` and `named_buffers()` have them, of what is
+  /// left alone: neither given to all ranks at the start, nor averaged, nor broadcast. (Python's
+  /// `_set_params_and_buffers_to_ignore_for_model`.) The same on all ranks.
+  TORCH_ARG(std::vector<std::string>, ignored_parameters);
 };
 
 }  // namespace ddp

@@ -717,6 +717,36 @@ TEST_CASE("C01: a parameter registered twice is reduced and stepped once") {
   CHECK(results[1].status == 0);
 }
 
+TEST_CASE("ignored parameters and buffers are left alone; an unknown name is refused") {
+  const auto results = run_ranks(2, [](const Rank& rank) {
+    start();
+    Two net;
+    net->register_buffer("k", at::full({1}, rank.rank() * 1.0F));
+    net->register_buffer("l", at::full({1}, rank.rank() * 1.0F));
+    set_values(net->b->weight, at::full({1}, 5.0F + rank.rank()));
+    ddp::DistributedDataParallel model(
+        net, ddp::DistributedDataParallelOptions().ignored_parameters({"b.weight", "k"}));
+    model(scalar_input(rank)).sum().backward();
+    RANK_CHECK(net->a->weight.grad().item<float>() == 1.5F);
+    RANK_CHECK(net->b->weight.item<float>() == 5.0F + rank.rank());
+    RANK_CHECK(net->b->weight.grad().item<float>() == rank.rank() + 1.0F);
+    RANK_CHECK(net->named_buffers()["k"].item<float>() == rank.rank() * 1.0F);
+    RANK_CHECK(net->named_buffers()["l"].item<float>() == 0.0F);
+    bool refused = false;
+    try {
+      ddp::DistributedDataParallel other(
+          net, ddp::DistributedDataParallelOptions().ignored_parameters({"c.weight"}));
+    } catch (const ddp::UsageError& error) {
+      refused = std::string(error.what()).find("c.weight") != std::string::npos;
+    }
+    RANK_CHECK(refused);
+    ddp::destroy_process_group();
+  });
+  INFO(summary(results));
+  CHECK(results[0].status == 0);
+  CHECK(results[1].status == 0);
+}
+
 TEST_CASE("C08: zero-size parameters and a model without buffers") {
   const bool view = GENERATE(false, true);
   const double cap = GENERATE(25.0, 1e-6);

@@ -1,7 +1,8 @@
 #include <iostream>
 
-#include <ddp/ddp.h>
 #include <torch/torch.h>
+
+#include <ddp/ddp.h>
 
 int main() {
   ddp::init_process_group(ddp::InitProcessGroupOptions("gloo").timeout(std::chrono::seconds(60)));
@@ -11,6 +12,7 @@ int main() {
   optimizer.zero_grad();
   model->forward(torch::ones({1, 2})).sum().backward();
   optimizer.step();
-  std::cout << "rank " << ddp::get_rank() << " of " << ddp::get_world_size() << " trained one step\n";
+  std::cout << "rank " << ddp::get_rank() << " of " << ddp::get_world_size()
+            << " trained one step\n";
   ddp::destroy_process_group();
 }

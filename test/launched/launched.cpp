@@ -1,0 +1,72 @@
+// A program as torch.distributed.launch starts them: takes --local_rank or reads the environment,
+// meets the others by env://, and trains one step. launched_test.sh runs it under the launcher.
+
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <string>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <ddp/ddp.h>
+
+namespace {
+
+int run(const std::string& mode, int local_rank) {
+  const auto timeout = std::chrono::seconds(
+      std::getenv("LAUNCHED_TIMEOUT") ? std::atoi(std::getenv("LAUNCHED_TIMEOUT")) : 60);
+  ddp::init_process_group(ddp::InitProcessGroupOptions("gloo").timeout(timeout));
+  const int rank = ddp::get_rank();
+  const int world_size = ddp::get_world_size();
+  if (mode == "store") {
+    // Rank 0 leaves at once; the store must outlive it until the others have left too.
+    auto value = at::full({1}, 1.0F);
+    ddp::all_reduce(value);
+    const auto store = ddp::default_group()->getStore();
+    if (rank == 0) {
+      store->set("parting", std::vector<std::uint8_t>{'w', 'o', 'r', 'd'});
+    } else {
+      std::this_thread::sleep_for(std::chrono::seconds(2));
+      const auto word = store->get("parting");
+      std::cout << "rank " << rank << " read " << std::string(word.begin(), word.end())
+                << std::endl;
+    }
+    ddp::destroy_process_group();
+    return 0;
+  }
+  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+  ddp::DistributedDataParallel model(net);
+  model->forward(at::full({1, 1}, rank + 1.0F)).sum().backward();
+  const float expected = (world_size + 1) / 2.0F;
+  const bool right =
+      net->weight.grad().item<float>() == expected && local_rank == ddp::local_rank();
+  std::cout << (right ? "right: rank " : "WRONG: rank ") + std::to_string(rank) + " of " +
+                   std::to_string(world_size) + ", local rank " + std::to_string(local_rank) + "\n";
+  ddp::destroy_process_group();
+  return right ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string mode = "step";
+  int local_rank = std::getenv("LOCAL_RANK") != nullptr ? std::atoi(std::getenv("LOCAL_RANK")) : -1;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strncmp(argv[i], "--local_rank=", 13) == 0) {
+      local_rank = std::atoi(argv[i] + 13);
+    } else {
+      mode = argv[i];
+    }
+  }
+  if (mode == "environment" && argc != 2) {
+    std::cout << "WRONG: an argument too many\n";
+    return 1;
+  }
+  try {
+    return run(mode, local_rank);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    return 1;
+  }
+}
