@@ -1,51 +1,24 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <torch/arg.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
+// Every collective. All ranks of the group call the same ones in the same order, with tensors of
+// the same shape and dtype; `src` and `dst` are ranks *in the group* (Python's are ranks of the
+// default group; ddp::get_group_rank converts).
+//
+// Tensors are changed in place, as in Python. Every dtype can be moved (broadcast, gather, send
+// ...); float, double, half, bfloat16, int8, uint8, int32, int64, bool and (SUM, AVG) complex can
+// be reduced.
+//
+// Thread safety: none. Calls on one group from several threads would pair up at random; each thread
+// may have a group of its own.
+//
+// Errors: UsageError before anything is sent (no group, a rank out of range, tensors that do not
+// fit); the group stays usable. CommunicationError afterwards (a rank left, did not answer within
+// the group's timeout, or brought something else); this rank has then left the group, so that the
+// others end too, and the text says what is known of them.
 
-#include <ddp/process_group/process_group.h>
-#include <ddp/process_group/work.h>
-
-namespace ddp {
-
-/// How ranks' values are combined: `ddp::ReduceOp::SUM`, `AVG` (floating point), `PRODUCT`, `MIN`,
-/// `MAX`, and for integers `BAND`, `BOR`, `BXOR`. c10d's own type.
-using ReduceOp = c10d::ReduceOp;
-
-/// Options of `all_reduce`.
-class AllReduceOptions {
- public:
-  AllReduceOptions() = default;
-  /* implicit */ AllReduceOptions(ReduceOp::RedOpType op) : op_(op) {}
-  TORCH_ARG(ReduceOp, op) = ReduceOp(ReduceOp::SUM);
-  /// Return at once; the result is there after `Work::wait()`.
-  TORCH_ARG(bool, async_op) = false;
-};
-
-/// Options of `broadcast`.
-class BroadcastOptions {
- public:
-  BroadcastOptions() = default;
-  /* implicit */ BroadcastOptions(int src) : src_(src) {}
-  /// The rank (in the group) whose tensor all others get.
-  TORCH_ARG(int, src) = 0;
-  TORCH_ARG(bool, async_op) = false;
-};
-
-// Every rank of the group calls the same collectives in the same order, with tensors of the same
-// shape and dtype. Tensors are dense and contiguous. Not thread-safe: calls on one group from
-// several threads would pair up at random. Errors: UsageError before anything is sent (no group, a
-// rank out of range, a tensor that cannot be sent), CommunicationError afterwards (a rank left, or
-// did not answer within the group's timeout).
-
-/// Combines the ranks' tensors element by element; every rank's `tensor` gets the result.
-Work all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {}, const ProcessGroup& group = {});
-
-/// Every rank's `tensor` gets the values of rank `src`'s.
-Work broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {}, const ProcessGroup& group = {});
-
-/// Returns when every rank of the group has called it.
-void barrier(const ProcessGroup& group = {});
-
-}  // namespace ddp
+#include <ddp/process_group/all_to_all.h>
+#include <ddp/process_group/barrier.h>
+#include <ddp/process_group/gather.h>
+#include <ddp/process_group/object_collectives.h>
+#include <ddp/process_group/point_to_point.h>
+#include <ddp/process_group/reduce.h>

@@ -1,11 +1,10 @@
-#include <ddp/process_group/environment.h>
-
 #include <charconv>
 #include <cstdlib>
 
 #include <fmt/format.h>
 
 #include <ddp/error.h>
+#include <ddp/process_group/environment.h>
 
 namespace ddp::detail {
 namespace {
@@ -19,8 +18,8 @@ std::int64_t parse_variable(const char* name, const std::string& text, std::int6
   const auto value = parse_integer(text);
   if (!value || *value < minimum || *value > maximum) {
     throw UsageError(fmt::format(
-        "the environment variable {} is \"{}\"; expected a whole number from {} to {}. {}.", name, text,
-        minimum, maximum, kWhoSetsIt));
+        "the environment variable {} is \"{}\"; expected a whole number from {} to {}. {}.", name,
+        text, minimum, maximum, kWhoSetsIt));
   }
   return *value;
 }
@@ -53,7 +52,8 @@ std::string required_environment(const char* name) {
   return *value;
 }
 
-std::int64_t required_environment_integer(const char* name, std::int64_t minimum, std::int64_t maximum) {
+std::int64_t required_environment_integer(const char* name, std::int64_t minimum,
+                                          std::int64_t maximum) {
   return parse_variable(name, required_environment(name), minimum, maximum);
 }
 

@@ -11,7 +11,8 @@ std::optional<std::string> environment(const char* name);
 
 /// The whole number in variable `name`, within [minimum, maximum].
 /// Throws UsageError that names the variable, what it holds and what sets it.
-std::int64_t required_environment_integer(const char* name, std::int64_t minimum, std::int64_t maximum);
+std::int64_t required_environment_integer(const char* name, std::int64_t minimum,
+                                          std::int64_t maximum);
 
 /// The same, or `fallback` where the variable is missing.
 std::int64_t environment_integer(const char* name, std::int64_t minimum, std::int64_t maximum,

@@ -1,23 +1,44 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+namespace gloo::transport {
+class Device;
+}  // namespace gloo::transport
+
 namespace ddp::detail {
 
-/// A real c10d ProcessGroupGloo whose connections are bound to `address` (numeric), or to the
-/// interfaces in GLOO_SOCKET_IFNAME (separated by commas) where that is set. Its `abort()` closes
-/// the connections, so that peers see at once that this rank left.
+using GlooDevices = std::vector<std::shared_ptr<gloo::transport::Device>>;
+
+/// Gloo's devices on `address` (numeric), or on the interfaces in GLOO_SOCKET_IFNAME (separated by
+/// commas) where that is set. Throws UsageError that names what cannot be used.
+GlooDevices make_gloo_devices(int rank, const std::string& address);
+
+/// What a GlooBackend is made of.
+struct GlooSettings {
+  int rank = -1;
+  int world_size = -1;
+  GlooDevices devices;
+  std::chrono::milliseconds connect_timeout;
+  std::chrono::milliseconds timeout;
+  /// The group's name, which the debug wrapper's store prefix holds.
+  std::string name;
+};
+
+/// A real c10d ProcessGroupGloo whose `abort()` closes the connections, so that peers see at once
+/// that this rank left. With TORCH_DISTRIBUTED_DEBUG=DETAIL it is wrapped, as in Python, in a
+/// backend that compares every collective on all ranks before it begins.
 ///
-/// Connects to every other rank: blocks until all have come, or throws CommunicationError after
-/// `timeout`.
+/// Connects to every other rank: blocks until all have come. Throws what c10d throws where they do
+/// not within the timeout.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
-                                                    int rank, int world_size,
-                                                    const std::string& address,
-                                                    std::chrono::milliseconds timeout);
+                                                    const GlooSettings& settings);
 
 }  // namespace ddp::detail

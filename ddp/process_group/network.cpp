@@ -1,20 +1,19 @@
-#include <ddp/process_group/network.h>
-
 #include <algorithm>
+#include <arpa/inet.h>
 #include <cerrno>
 #include <cstring>
+#include <future>
 #include <memory>
-#include <thread>
-
-#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <thread>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
 #include <ddp/error.h>
+#include <ddp/process_group/network.h>
 
 namespace ddp::detail {
 namespace {
@@ -39,6 +38,26 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return text;
 }
 
+struct LookUp {
+  std::string address;
+  std::string error;
+};
+
+LookUp first_address(const std::string& host) {
+  int error = 0;
+  if (const auto found = look_up(host, "", 0, &error)) {
+    // IPv4 first, as a name that resolves to both is often listened to on IPv4 only.
+    for (const int family : {AF_INET, AF_INET6}) {
+      for (const addrinfo* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
+        if (entry->ai_family == family) {
+          return {numeric(entry->ai_addr, entry->ai_addrlen), {}};
+        }
+      }
+    }
+  }
+  return {{}, error != 0 ? gai_strerror(error) : "none found"};
+}
+
 }  // namespace
 
 std::string host_and_port(const std::string& host, std::uint16_t port) {
@@ -51,25 +70,28 @@ std::string resolve(const std::string& host, std::chrono::milliseconds timeout) 
   const auto patience = std::min<std::chrono::milliseconds>(timeout, std::chrono::minutes(1));
   const auto deadline = Clock::now() + patience;
   for (;;) {
-    int error = 0;
-    const auto found = look_up(host, "", 0, &error);
-    if (found) {
-      // IPv4 first, as a name that resolves to both is often listened to on IPv4 only.
-      for (const int family : {AF_INET, AF_INET6}) {
-        for (const addrinfo* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
-          if (entry->ai_family == family) {
-            return numeric(entry->ai_addr, entry->ai_addrlen);
-          }
-        }
+    // A name server that does not answer holds getaddrinfo() for longer than the caller may wait.
+    std::promise<LookUp> promise;
+    auto result = promise.get_future();
+    std::thread([host, promise = std::move(promise)]() mutable {
+      promise.set_value(first_address(host));
+    }).detach();
+    std::string error = "the name service does not answer";
+    if (result.wait_until(deadline) == std::future_status::ready) {
+      auto found = result.get();
+      if (!found.address.empty()) {
+        return found.address;
       }
+      error = found.error;
     }
     const auto left = deadline - Clock::now();
     if (left <= Clock::duration::zero()) {
       throw UsageError(fmt::format(
-          "the host \"{}\" has no address ({}; tried for {:.0f} s). Check the spelling of MASTER_ADDR "
-          "(`launch --master_addr`) and the name service, or give a numeric address.",
-          host, error != 0 ? gai_strerror(error) : "none found",
-          std::chrono::duration<double>(patience).count()));
+          "the host \"{}\" has no address ({}; tried for {:.1f} s). Check the spelling of "
+          "MASTER_ADDR "
+          "(`launch --master_addr`) or of the init_method, and the name service, or give a numeric "
+          "address.",
+          host, error, std::chrono::duration<double>(patience).count()));
     }
     std::this_thread::sleep_for(std::min<Clock::duration>(left, std::chrono::milliseconds(250)));
   }
@@ -94,10 +116,11 @@ std::string local_address_toward(const std::string& address, std::uint16_t port)
     close(fd);
   }
   if (failure != 0) {
-    throw UsageError(fmt::format(
-        "this machine has no route to the master {} ({}). Check MASTER_ADDR (`launch --master_addr`) and "
-        "this machine's network.",
-        host_and_port(address, port), std::strerror(failure)));
+    throw UsageError(
+        fmt::format("this machine has no route to the master {} ({}). Check MASTER_ADDR (`launch "
+                    "--master_addr`) and "
+                    "this machine's network.",
+                    host_and_port(address, port), std::strerror(failure)));
   }
   return numeric(reinterpret_cast<const sockaddr*>(&local), length);
 }

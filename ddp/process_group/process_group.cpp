@@ -1,173 +1,190 @@
-#include <ddp/process_group/process_group.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
-#include <mutex>
+#include <numeric>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/debug.h>
 
 #include <ddp/error.h>
-#include <ddp/process_group/environment.h>
 #include <ddp/error_text.h>
-#include <ddp/process_group/gloo_backend.h>
+#include <ddp/process_group/environment.h>
 #include <ddp/process_group/group_registry.h>
+#include <ddp/process_group/make_group.h>
+#include <ddp/process_group/meeting_place.h>
+#include <ddp/process_group/process_group.h>
 #include <ddp/process_group/rendezvous.h>
+#include <ddp/process_group/store_sockets.h>
 
 namespace ddp {
 namespace {
 
 using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
 
-struct Group {
-  ProcessGroup process_group;
-  std::shared_ptr<detail::StoreChannel> channel;
-  bool serves_store = false;
-};
-
-/// The process's groups. Never destroyed: what is left of them at exit is closed by close_at_exit,
-/// before LibTorch's own statics go.
-struct Registry {
-  std::mutex mutex;
-  ProcessGroup default_group;
-  std::map<c10d::ProcessGroup*, Group> groups;
-  std::uint64_t generation = 0;
-};
-
-Registry& registry() {
-  static auto* instance = new Registry;
-  return *instance;
-}
-
-ProcessGroup make_group(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
-                        int world_size, const std::string& address, milliseconds timeout,
-                        const std::shared_ptr<detail::StoreChannel>& channel) {
-  // Python's order and prefixes (distributed_c10d.py, _new_process_group_helper): a job may mix
-  // Python and C++ ranks.
-  channel->announce();
-  const auto group_store = c10::make_intrusive<c10d::PrefixStore>(name + "/", store);
-  const auto device_store = c10::make_intrusive<c10d::PrefixStore>("cpu/", group_store);
-  const auto backend = detail::make_gloo_backend(device_store, rank, world_size, address, timeout);
-  const auto kind = c10d::ProcessGroup::BackendType::GLOO;
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(group_store, rank, world_size);
-  group->setDefaultBackend(kind);
-  for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
-    group->setBackend(device, kind, backend);
-  }
-  backend->setSequenceNumberForGroup();
-  group->setGroupName(name);
-  group->setGroupDesc("default_pg");
-  channel->find_members();
-  channel->set_process_group(group);
-  return group;
-}
+/// How long a store's own timeouts may take longer than the deadline before its calls are ended.
+constexpr milliseconds kSlack(500);
 
 /// How long the rank that serves the store waits for the good-byes of the others.
-milliseconds goodbye_patience(const Group& group) {
+milliseconds goodbye_patience(const detail::Group& group) {
   if (group.channel->failed()) {
     return milliseconds(3000);
   }
   return std::min<milliseconds>(group.channel->timeout(), std::chrono::minutes(5));
 }
 
-void close(Group& group) {
-  const auto missing = group.channel->say_goodbye(group.serves_store, goodbye_patience(group));
+void close(detail::Group& group) {
+  const auto missing = group.channel->say_goodbye(group.leaves_last, goodbye_patience(group));
   if (!missing.empty() && !group.channel->failed()) {
-    std::fputs(fmt::format("ddp: rank {}: destroy_process_group(): no good-bye from rank {}; closing the store\n",
-                           group.channel->rank(), fmt::join(missing, ", "))
-                   .c_str(),
-               stderr);
+    std::fputs(
+        fmt::format(
+            "ddp: rank {}: destroy_process_group(): no good-bye from rank {}; closing the store\n",
+            group.channel->rank(), fmt::join(missing, ", "))
+            .c_str(),
+        stderr);
   }
   group.process_group.reset();
   group.channel.reset();
+  group.server.reset();
 }
 
 /// A program that ends without destroy_process_group() still closes its connections before
-/// LibTorch's statics are destroyed, and waits for nobody.
+/// LibTorch's statics are destroyed, and waits for nobody: a collective that is still running is
+/// ended first, as Gloo's threads would be joined only after its timeout.
 void close_at_exit() {
-  auto& all = registry();
-  const std::lock_guard lock(all.mutex);
-  all.default_group.reset();
-  all.groups.clear();
+  auto& all = detail::group_registry();
+  std::map<c10d::ProcessGroup*, detail::Group> groups;
+  {
+    const std::lock_guard lock(all.mutex);
+    all.default_group.reset();
+    groups.swap(all.groups);
+  }
+  for (auto& [key, group] : groups) {
+    group.channel->close_connections();
+  }
 }
 
-detail::Rendezvous meet(const InitProcessGroupOptions& options, std::uint64_t generation) {
+void check_options(const InitProcessGroupOptions& options) {
+  if (is_initialized()) {
+    throw UsageError(
+        "init_process_group: the default process group exists already; call "
+        "destroy_process_group() first");
+  }
+  if (!options.backend().empty() && options.backend() != "gloo") {
+    throw UsageError(
+        fmt::format("init_process_group: the backend \"{}\" is not in this build; use \"gloo\", or "
+                    "\"\" for the best one here",
+                    options.backend()));
+  }
+  if (options.timeout() <= milliseconds::zero()) {
+    throw UsageError(fmt::format("init_process_group: timeout is {} ms; it must be positive",
+                                 options.timeout().count()));
+  }
+  try {
+    c10d::setDebugLevelFromEnvironment();
+  } catch (const std::exception& error) {
+    throw UsageError(
+        fmt::format("init_process_group: the environment variable TORCH_DISTRIBUTED_DEBUG is "
+                    "\"{}\"; expected OFF, INFO or DETAIL",
+                    detail::environment("TORCH_DISTRIBUTED_DEBUG").value_or("")));
+  }
   if (!options.store()) {
-    const auto& method = options.init_method();
-    return detail::rendezvous(method.empty() ? "env://" : method, options.rank(), options.world_size(), generation,
-                              options.timeout());
+    return;
   }
   if (!options.init_method().empty()) {
     throw UsageError("init_process_group: give either a store or an init_method, not both");
   }
   if (options.world_size() < 1 || options.rank() < 0 || options.rank() >= options.world_size()) {
-    throw UsageError(fmt::format(
-        "init_process_group: a store of the program's own needs rank and world_size beside it; found rank {} and "
-        "world_size {}",
-        options.rank(), options.world_size()));
+    throw UsageError(
+        fmt::format("init_process_group: a store of the program's own needs rank and world_size "
+                    "beside it; found rank {} and "
+                    "world_size {}",
+                    options.rank(), options.world_size()));
   }
-  detail::Rendezvous meeting;
-  meeting.store = options.store();
-  meeting.store->setTimeout(options.timeout());
-  meeting.rank = options.rank();
-  meeting.world_size = options.world_size();
-  meeting.address = "127.0.0.1";
-  return meeting;
 }
 
-void check_backend(const std::string& backend) {
-  if (!backend.empty() && backend != "gloo") {
-    throw UsageError(fmt::format(
-        "init_process_group: the backend \"{}\" is not in this build; use \"gloo\", or \"\" for the best one here",
-        backend));
+detail::MeetingPlace meeting_place(const InitProcessGroupOptions& options) {
+  if (!options.store()) {
+    const auto& method = options.init_method();
+    return detail::locate(method.empty() ? "env://" : method, options.rank(), options.world_size(),
+                          options.timeout());
+  }
+  detail::MeetingPlace place;
+  place.rank = options.rank();
+  place.world_size = options.world_size();
+  place.own_address = "127.0.0.1";
+  place.name = "the program's store";
+  return place;
+}
+
+detail::Group connect(const InitProcessGroupOptions& options, std::uint64_t generation) {
+  const auto deadline = Clock::now() + options.timeout();
+  const auto place = meeting_place(options);
+  const auto devices = detail::make_gloo_devices(place.rank, place.own_address);
+  const auto port = options.store() ? detail::tcp_port_of(options.store())
+                    : place.kind == detail::MeetingPlace::Kind::kTcp ? std::optional(place.port)
+                                                                     : std::nullopt;
+  const detail::StoreDeadline store_deadline(port, deadline + kSlack);
+  try {
+    const auto met = options.store() ? detail::meet_at(options.store(), place.rank, generation)
+                                     : detail::meet(place, generation, options.timeout(), deadline);
+    detail::GroupPlan plan;
+    plan.store = met.store;
+    plan.name = "0";
+    plan.description = "default_pg";
+    plan.rank = place.rank;
+    plan.ranks.resize(place.world_size);
+    std::iota(plan.ranks.begin(), plan.ranks.end(), 0);
+    plan.devices = devices;
+    plan.address = place.own_address;
+    plan.timeout = options.timeout();
+    plan.deadline = deadline;
+    plan.where = place.name;
+    auto group = detail::make_group(plan);
+    met.store->setTimeout(options.timeout());
+    group.server = met.server;
+    group.leaves_last = met.leaves_last;
+    return group;
+  } catch (const std::exception& error) {
+    if (store_deadline.passed() && dynamic_cast<const UsageError*>(&error) == nullptr) {
+      throw CommunicationError(fmt::format(
+          "rank {}: the store at {} did not answer within {:.1f} s: rank 0 is stopped, or "
+          "something else listens on "
+          "that port. Check MASTER_ADDR and MASTER_PORT, and rank 0's log. ({})",
+          place.rank, place.name, std::chrono::duration<double>(options.timeout()).count(),
+          detail::concise(error)));
+    }
+    if (dynamic_cast<const Error*>(&error) != nullptr) {
+      throw;
+    }
+    throw CommunicationError(
+        fmt::format("rank {}: the store at {} failed before all ranks were connected ({})",
+                    place.rank, place.name, detail::concise(error)));
   }
 }
 
 }  // namespace
 
 void init_process_group(const InitProcessGroupOptions& options) {
-  auto& all = registry();
-  if (is_initialized()) {
-    throw UsageError(
-        "init_process_group: the default process group exists already; call destroy_process_group() first");
-  }
-  check_backend(options.backend());
-  if (options.timeout() <= milliseconds::zero()) {
-    throw UsageError(
-        fmt::format("init_process_group: timeout is {} ms; it must be positive", options.timeout().count()));
-  }
-  const auto meeting = meet(options, all.generation);
-  ++all.generation;
-  Group group;
-  group.serves_store = meeting.serves_store;
-  group.channel = std::make_shared<detail::StoreChannel>(
-      c10::make_intrusive<c10d::PrefixStore>("0/", meeting.store), meeting.rank, meeting.world_size,
-      options.timeout());
-  try {
-    group.process_group = make_group(meeting.store, "0", meeting.rank, meeting.world_size, meeting.address,
-                                     options.timeout(), group.channel);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw CommunicationError(fmt::format(
-        "rank {} of {}: could not connect to the other ranks over Gloo from {} within {:.1f} s ({}). Check that the "
-        "ranks' machines reach each other; GLOO_SOCKET_IFNAME names the interface to use.",
-        meeting.rank, meeting.world_size, meeting.address, std::chrono::duration<double>(options.timeout()).count(),
-        detail::concise(error)));
-  }
+  check_options(options);
+  auto& all = detail::group_registry();
+  auto group = connect(options, all.generation);
   static const bool registered = (std::atexit(close_at_exit), true);
   (void)registered;
   const std::lock_guard lock(all.mutex);
+  ++all.generation;
+  all.group_count = 1;
+  all.groups_of_ranks.clear();
   all.default_group = group.process_group;
-  all.groups.emplace(group.process_group.get(), group);
+  auto* const key = group.process_group.get();
+  all.groups.emplace(key, std::move(group));
 }
 
 void destroy_process_group(const ProcessGroup& group) {
-  auto& all = registry();
-  std::map<c10d::ProcessGroup*, Group> closing;
+  auto& all = detail::group_registry();
+  std::map<c10d::ProcessGroup*, detail::Group> closing;
+  ProcessGroup last;
   {
     const std::lock_guard lock(all.mutex);
     if (group && group != all.default_group) {
@@ -176,72 +193,50 @@ void destroy_process_group(const ProcessGroup& group) {
       }
     } else {
       closing.swap(all.groups);
+      last = std::move(all.default_group);
+      all.default_group.reset();
     }
   }
+  // The default group's good-byes are also those of all others, whose stores live in its store.
   for (auto& [key, entry] : closing) {
-    if (entry.process_group != all.default_group) {
+    if (key != last.get()) {
       close(entry);
     }
   }
-  const auto entry = closing.find(all.default_group.get());
-  if (entry != closing.end()) {
-    all.default_group.reset();
+  if (const auto entry = closing.find(last.get()); last && entry != closing.end()) {
+    last.reset();
     close(entry->second);
   }
 }
 
 bool is_initialized() {
-  auto& all = registry();
+  auto& all = detail::group_registry();
   const std::lock_guard lock(all.mutex);
   return static_cast<bool>(all.default_group);
 }
 
 ProcessGroup default_group() { return detail::resolve_group({}); }
 
-int get_rank(const ProcessGroup& group) { return detail::resolve_group(group)->getRank(); }
+int get_rank(const ProcessGroup& group) {
+  return is_member(group) ? detail::resolve_group(group)->getRank() : -1;
+}
 
-int get_world_size(const ProcessGroup& group) { return detail::resolve_group(group)->getSize(); }
+int get_world_size(const ProcessGroup& group) {
+  return is_member(group) ? detail::resolve_group(group)->getSize() : -1;
+}
 
-std::string get_backend(const ProcessGroup& group) { return detail::resolve_group(group)->getBackendName(); }
+std::string get_backend(const ProcessGroup& group) {
+  return detail::resolve_group(group)->getBackendName();
+}
 
-int local_rank() { return static_cast<int>(detail::environment_integer("LOCAL_RANK", 0, 1 << 20, 0)); }
+int local_rank() {
+  return static_cast<int>(detail::environment_integer("LOCAL_RANK", 0, 1 << 20, 0));
+}
 
-int local_world_size() { return static_cast<int>(detail::environment_integer("LOCAL_WORLD_SIZE", 1, 1 << 20, 1)); }
+int local_world_size() {
+  return static_cast<int>(detail::environment_integer("LOCAL_WORLD_SIZE", 1, 1 << 20, 1));
+}
 
 c10::Device local_device() { return {c10::DeviceType::CPU}; }
 
-namespace detail {
-
-ProcessGroup resolve_group(const ProcessGroup& group) {
-  if (group) {
-    return group;
-  }
-  auto& all = registry();
-  const std::lock_guard lock(all.mutex);
-  if (!all.default_group) {
-    throw UsageError("there is no default process group: call ddp::init_process_group() first, on every rank");
-  }
-  return all.default_group;
-}
-
-std::shared_ptr<StoreChannel> channel_of(const ProcessGroup& group) {
-  auto& all = registry();
-  const std::lock_guard lock(all.mutex);
-  auto& entry = all.groups[group.get()];
-  if (!entry.channel) {
-    const auto store = group->getStore();
-    if (!store) {
-      all.groups.erase(group.get());
-      throw UsageError(
-          "the process group has no store: construct c10d::ProcessGroup with the store that its ranks share");
-    }
-    entry.process_group = group;
-    entry.channel = std::make_shared<StoreChannel>(store, group->getRank(), group->getSize(), store->getTimeout());
-    entry.channel->assume_all_members();
-    entry.channel->set_process_group(group);
-  }
-  return entry.channel;
-}
-
-}  // namespace detail
 }  // namespace ddp

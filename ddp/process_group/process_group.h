@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -46,7 +47,46 @@ class InitProcessGroupOptions {
 ///     ddp::init_process_group(ddp::InitProcessGroupOptions("gloo").timeout(std::chrono::seconds(60)));
 void init_process_group(const InitProcessGroupOptions& options = {});
 
-/// Closes the default group (or `group` alone, where one is given). Every rank calls it at its end.
+/// Options of `new_group`.
+class NewGroupOptions {
+ public:
+  /// Bound of each collective of the group, and of the wait for its members; 0: the default
+  /// group's.
+  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
+};
+
+/// Makes a group of some of the default group's ranks (all of them where `ranks` is empty), with
+/// connections of its own: its collectives and the default group's do not mix. Within the group the
+/// members are numbered from 0 in ascending order of `ranks`, however the list was ordered.
+///
+/// Every rank of the default group may call it; a rank that is not a member gets a group that
+/// `is_member` tells, whose `get_rank` is -1, and that all other functions refuse. It returns when
+/// all members have called it, so members that share several groups make those in the same order;
+/// apart from that, and in a job of C++ ranks alone, the order is free and non-members need not
+/// call it. (In a job with Python ranks, all ranks make all groups in the same order, as Python
+/// demands.)
+///
+/// Not thread-safe. Throws UsageError (no default group, a rank out of range or twice) or
+/// CommunicationError (a member did not come within the timeout; its rank is named).
+///
+///     const auto evens = ddp::new_group({0, 2});
+///     if (ddp::is_member(evens)) ddp::all_reduce(tensor, {}, evens);
+ProcessGroup new_group(std::vector<int> ranks, const NewGroupOptions& options = {});
+
+/// Whether this process is one of the group's ranks: false only for what `new_group` gave a rank
+/// that is not.
+bool is_member(const ProcessGroup& group);
+
+/// The group's ranks, as ranks of the default group, ascending.
+std::vector<int> get_process_group_ranks(const ProcessGroup& group = {});
+
+/// Between ranks of the default group and ranks in `group`. Throws UsageError for a rank that is
+/// not in the group.
+int get_group_rank(const ProcessGroup& group, int global_rank);
+int get_global_rank(const ProcessGroup& group, int group_rank);
+
+/// Closes all groups, the default one included (or `group` alone, where one is given). Every rank
+/// calls it at its end; init_process_group() may follow.
 ///
 /// The rank whose process serves the store leaves last: it waits until every C++ rank has called
 /// this (at most the group's timeout and 5 minutes; a few seconds where the group has failed).
@@ -59,10 +99,12 @@ bool is_initialized();
 /// The default group. Throws UsageError where there is none.
 ProcessGroup default_group();
 
-/// This process's rank in `group`, from 0 to get_world_size() - 1. Throws UsageError without a group.
+/// This process's rank in `group`, from 0 to get_world_size() - 1; -1 where it is not a member.
+/// Throws UsageError without a group.
 int get_rank(const ProcessGroup& group = {});
 
-/// The number of ranks in `group`. Throws UsageError without a group.
+/// The number of ranks in `group`; -1 where this process is not a member. Throws UsageError without
+/// a group.
 int get_world_size(const ProcessGroup& group = {});
 
 /// The name of the group's backend, as "gloo".

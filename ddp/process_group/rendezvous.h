@@ -2,35 +2,39 @@
 
 #include <chrono>
 #include <cstdint>
-#include <string>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <ddp/process_group/meeting_place.h>
+
 namespace ddp::detail {
 
-/// Where the ranks meet: a store that all of them reach, and who this rank is.
+/// The store at which the ranks have met.
 struct Rendezvous {
+  /// Python's prefix for a store that came from an address ("default_pg") is on it already.
   c10::intrusive_ptr<c10d::Store> store;
-  int rank = -1;
-  int world_size = -1;
-  /// The numeric address that this rank's connections to the others are bound to.
-  std::string address;
-  /// Whether the store lives in this process, which then leaves last.
-  bool serves_store = false;
+  /// Must live as long as the group: the store's server where it runs in this process.
+  c10::intrusive_ptr<c10d::Store> server;
+  /// Whether this rank leaves last, as the others need its store.
+  bool leaves_last = false;
 };
 
-/// Meets the other ranks at `url`: `env://` (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
-/// `tcp://host:port?rank=R&world_size=W` or `file:///path?rank=R&world_size=W`, as Python does.
-/// `rank` and `world_size` (-1: not given) stand for the address's query. Rank 0 serves the TCP
-/// store and waits there for all ranks.
+/// Meets the other ranks at `place`. Rank 0 serves a TCP store and waits there for all ranks, and
+/// the others (where rank 0 is a C++ rank) for its word that all have come; at a file nobody waits.
 ///
-/// `generation` counts this process's earlier meetings: a rank that comes back after
-/// destroy_process_group() does not take the store that is about to close for the new one.
+/// `generation` counts the groups that this process had before: a rank that comes back after
+/// destroy_process_group() does not take the store that is about to close, or a store's old
+/// entries, for the new one.
 ///
-/// Throws UsageError (malformed address or variable, unknown host, port in use, rank out of range)
-/// or CommunicationError (the others did not come within `timeout`).
-Rendezvous rendezvous(const std::string& url, int rank, int world_size, std::uint64_t generation,
-                      std::chrono::milliseconds timeout);
+/// Throws UsageError (port in use, a rank that is there already, a stale file) or
+/// CommunicationError (the others did not come by `deadline`, and which); nothing is left open
+/// then. A store that does not answer at all must be ended by the caller's StoreDeadline.
+Rendezvous meet(const MeetingPlace& place, std::uint64_t generation,
+                std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point deadline);
+
+/// A store of the program's own as a meeting point.
+Rendezvous meet_at(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                   std::uint64_t generation);
 
 }  // namespace ddp::detail

@@ -1,81 +1,77 @@
-#include <ddp/process_group/store_channel.h>
-
 #include <algorithm>
-#include <future>
 #include <numeric>
-#include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <ddp/error.h>
 #include <ddp/error_text.h>
+#include <ddp/process_group/store_channel.h>
 
 namespace ddp::detail {
 namespace {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
+using Kind = StoreFailure::Kind;
+
+/// How much longer than a store's own timeout its answer may take.
+constexpr milliseconds kSlack(1000);
 
 std::vector<std::uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
+std::string text(const std::vector<std::uint8_t>& value) { return {value.begin(), value.end()}; }
 
 std::string member_key(int rank) { return fmt::format("ddp/member/{}", rank); }
 std::string goodbye_key(int rank) { return fmt::format("ddp/goodbye/{}", rank); }
 std::string failure_key(int rank) { return fmt::format("ddp/failure/{}", rank); }
 
 milliseconds left_until(Clock::time_point deadline) {
-  return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
+  return std::max(milliseconds(1),
+                  std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
 }
 
-/// Runs `work` on a thread of its own and waits at most `limit` for it: a store whose process is
-/// stopped answers neither yes nor no, and some of its calls have no timeout. A thread that is still
-/// blocked then ends with the connection; `work` therefore owns everything that it uses.
-template <class Result>
-Result within(milliseconds limit, Result otherwise, std::function<Result()> work) {
-  auto task = std::make_shared<std::packaged_task<Result()>>(std::move(work));
-  auto result = task->get_future();
-  std::thread([task] { (*task)(); }).detach();
-  if (result.wait_for(limit) != std::future_status::ready) {
-    return otherwise;
-  }
-  try {
-    return result.get();
-  } catch (const std::exception&) {
-    return otherwise;
-  }
+std::string ranks_text(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "));
 }
-
-constexpr milliseconds kSlack(1000);
 
 }  // namespace
 
 StoreChannel::StoreChannel(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                            milliseconds timeout)
-    : store_(store->clone()),
+    : connection_(store),
       group_(c10::intrusive_ptr<c10d::ProcessGroup>()),
       rank_(rank),
       world_size_(world_size),
-      timeout_(timeout) {
-  store_->setTimeout(timeout);
+      timeout_(timeout) {}
+
+void StoreChannel::set(const std::string& key, const std::string& value, milliseconds limit) {
+  connection_.call(limit, [=](c10d::Store& store) {
+    store.set(key, bytes(value));
+    // `set` is not acknowledged; after this answer the store has the value even if this process
+    // ends.
+    store.check({key});
+    return std::string();
+  });
 }
 
-void StoreChannel::announce() { store_->set(member_key(rank_), bytes("1")); }
+std::string StoreChannel::await(const std::string& key, milliseconds patience) {
+  return connection_.call(patience + kSlack, [=](c10d::Store& store) {
+    store.wait({key}, patience);
+    return text(store.get(key));
+  });
+}
+
+void StoreChannel::announce() { set(member_key(rank_), "1", timeout_); }
 
 void StoreChannel::find_members() {
-  members_.clear();
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < world_size_; ++rank) {
-    keys.push_back(member_key(rank));
-  }
-  if (store_->check(keys)) {
-    assume_all_members();
-    return;
-  }
-  for (int rank = 0; rank < world_size_; ++rank) {
-    if (store_->check({keys[rank]})) {
-      members_.push_back(rank);
-    }
-  }
+  assume_all_members();
+  const auto missing = not_announced();
+  members_.erase(std::remove_if(members_.begin(), members_.end(),
+                                [&](int rank) {
+                                  return std::binary_search(missing.begin(), missing.end(), rank);
+                                }),
+                 members_.end());
 }
 
 void StoreChannel::assume_all_members() {
@@ -83,18 +79,44 @@ void StoreChannel::assume_all_members() {
   std::iota(members_.begin(), members_.end(), 0);
 }
 
+std::vector<int> StoreChannel::not_announced() {
+  auto missing = std::make_shared<std::vector<int>>();
+  try {
+    connection_.call(std::min<milliseconds>(timeout_, std::chrono::seconds(5)) + kSlack,
+                     [missing, world_size = world_size_](c10d::Store& store) {
+                       std::vector<std::string> keys;
+                       for (int rank = 0; rank < world_size; ++rank) {
+                         keys.push_back(member_key(rank));
+                       }
+                       if (!store.check(keys)) {
+                         for (int rank = 0; rank < world_size; ++rank) {
+                           if (!store.check({keys[rank]})) {
+                             missing->push_back(rank);
+                           }
+                         }
+                       }
+                       return std::string();
+                     });
+    return *missing;
+  } catch (const StoreFailure&) {
+    return {};
+  }
+}
+
 void StoreChannel::set_process_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   group_ = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
 }
 
-std::string StoreChannel::text_of(const std::string& key) {
-  const auto value = store_->get(key);
-  return {value.begin(), value.end()};
+std::vector<int> StoreChannel::others() const {
+  auto ranks = members_;
+  ranks.erase(std::remove(ranks.begin(), ranks.end(), rank_), ranks.end());
+  return ranks;
 }
 
 std::string StoreChannel::decide(
     const std::string& name, const std::string& contribution,
-    const std::function<std::string(const std::vector<std::string>&)>& judge, const std::string& what) {
+    const std::function<std::string(const std::vector<std::string>&)>& judge,
+    const std::string& what) {
   if (members_.size() < 2) {
     return judge({contribution});
   }
@@ -102,64 +124,58 @@ std::string StoreChannel::decide(
   const auto verdict_key = fmt::format("ddp/decide/{}/verdict", name);
   const auto deadline = Clock::now() + timeout_;
   const int leader = members_.front();
-  if (rank_ != leader) {
-    store_->set(key(rank_), bytes(contribution));
-    try {
-      store_->wait({verdict_key}, timeout_);
-      return text_of(verdict_key);
-    } catch (const std::exception& error) {
-      throw CommunicationError(
-          fmt::format("rank {}: no word from rank {} within {:.1f} s: it has not {}, or has ended. ({})", rank_,
-                      leader, std::chrono::duration<double>(timeout_).count(), what, concise(error)));
+  const auto fail = [&](int rank, const StoreFailure& failure) {
+    if (failure.kind() == Kind::kTimeout) {
+      throw CommunicationError(fmt::format("rank {}: rank {} has not {} within {:.1f} s", rank_,
+                                           rank, what,
+                                           std::chrono::duration<double>(timeout_).count()));
     }
+    throw CommunicationError(fmt::format("rank {}: cannot learn whether rank {} has {}: {}", rank_,
+                                         rank, what, failure.what()));
+  };
+  int waited_for = leader;
+  try {
+    if (rank_ != leader) {
+      set(key(rank_), contribution, left_until(deadline) + kSlack);
+      return await(verdict_key, left_until(deadline));
+    }
+    std::vector<std::string> contributions;
+    for (const int rank : members_) {
+      waited_for = rank;
+      contributions.push_back(rank == rank_ ? contribution
+                                            : await(key(rank), left_until(deadline)));
+    }
+    const auto verdict = judge(contributions);
+    set(verdict_key, verdict, left_until(deadline) + kSlack);
+    return verdict;
+  } catch (const StoreFailure& failure) {
+    fail(waited_for, failure);
   }
-  std::vector<std::string> contributions;
-  for (const int rank : members_) {
-    if (rank == rank_) {
-      contributions.push_back(contribution);
-      continue;
-    }
-    try {
-      store_->wait({key(rank)}, left_until(deadline));
-      contributions.push_back(text_of(key(rank)));
-    } catch (const std::exception& error) {
-      throw CommunicationError(
-          fmt::format("rank {}: rank {} has not {} within {:.1f} s, or has ended. ({})", rank_, rank, what,
-                      std::chrono::duration<double>(timeout_).count(), concise(error)));
-    }
-  }
-  const auto verdict = judge(contributions);
-  store_->set(verdict_key, bytes(verdict));
-  return verdict;
+  return {};
 }
 
 std::vector<int> StoreChannel::say_goodbye(bool wait_for_others, milliseconds patience) {
-  auto others = members_;
-  others.erase(std::remove(others.begin(), others.end(), rank_), others.end());
-  const auto store = store_;
-  const auto rank = rank_;
-  if (!wait_for_others) {
-    // `set` is not acknowledged; the check makes sure that the store has it before the connection
-    // goes.
-    within<bool>(milliseconds(2000), false, [store, rank] {
-      store->set(goodbye_key(rank), bytes("1"));
-      return store->check({goodbye_key(rank)});
-    });
-    return {};
-  }
-  return within<std::vector<int>>(patience + kSlack, others, [store, rank, others, patience] {
-    store->set(goodbye_key(rank), bytes("1"));
+  auto missing = others();
+  try {
+    set(goodbye_key(rank_), "1", milliseconds(2000));
+    if (!wait_for_others) {
+      return {};
+    }
     const auto deadline = Clock::now() + patience;
-    std::vector<int> missing;
-    for (const int other : others) {
+    for (const int other : others()) {
       try {
-        store->wait({goodbye_key(other)}, left_until(deadline));
-      } catch (const std::exception&) {
-        missing.push_back(other);
+        await(goodbye_key(other), left_until(deadline));
+        missing.erase(std::find(missing.begin(), missing.end(), other));
+      } catch (const StoreFailure& failure) {
+        if (failure.kind() != Kind::kTimeout) {
+          break;
+        }
       }
     }
-    return missing;
-  });
+  } catch (const StoreFailure&) {
+    // Nobody is left to be told.
+  }
+  return wait_for_others ? missing : std::vector<int>{};
 }
 
 bool StoreChannel::failed() const {
@@ -167,27 +183,30 @@ bool StoreChannel::failed() const {
   return failed_;
 }
 
-bool StoreChannel::all_failed(const std::string& scope, std::uint64_t pass, const std::string& report,
-                              milliseconds patience) {
+bool StoreChannel::all_failed(const std::string& scope, std::uint64_t pass,
+                              const std::string& report, milliseconds patience) {
   if (!all_are_members()) {
     return false;
   }
   if (world_size_ == 1) {
     return true;
   }
-  const auto store = store_;
-  const auto rank = rank_;
-  const auto world_size = world_size_;
   const auto key = fmt::format("ddp/failed_pass/{}/{}", scope, pass);
-  return within<bool>(patience + kSlack, false, [=] {
-    store->set(fmt::format("{}/{}", key, rank), bytes(report));
-    if (store->add(key + "/count", 1) == world_size) {
-      store->set(key + "/all", bytes("1"));
-      return true;
-    }
-    store->wait({key + "/all"}, patience);
+  try {
+    connection_.call(patience + kSlack,
+                     [=, rank = rank_, world_size = world_size_](c10d::Store& store) {
+                       store.set(fmt::format("{}/{}", key, rank), bytes(report));
+                       if (store.add(key + "/count", 1) == world_size) {
+                         store.set(key + "/all", bytes("1"));
+                       } else {
+                         store.wait({key + "/all"}, patience);
+                       }
+                       return std::string();
+                     });
     return true;
-  });
+  } catch (const StoreFailure&) {
+    return false;
+  }
 }
 
 void StoreChannel::abort(const std::string& report) {
@@ -198,12 +217,15 @@ void StoreChannel::abort(const std::string& report) {
     }
     failed_ = true;
   }
-  const auto store = store_;
-  const auto rank = rank_;
-  within<bool>(kSlack, false, [=] {
-    store->set(failure_key(rank), bytes(report));
-    return store->check({failure_key(rank)});
-  });
+  try {
+    set(failure_key(rank_), report, kSlack);
+  } catch (const StoreFailure&) {
+    // The others then only know that this rank left.
+  }
+  close_connections();
+}
+
+void StoreChannel::close_connections() {
   if (const auto group = group_.lock()) {
     try {
       group->abort();
@@ -214,36 +236,37 @@ void StoreChannel::abort(const std::string& report) {
 }
 
 std::string StoreChannel::reports_of_others(milliseconds patience) {
-  auto others = members_;
-  others.erase(std::remove(others.begin(), others.end(), rank_), others.end());
-  if (others.empty()) {
-    return {};
-  }
-  const auto store = store_;
-  const std::string gone = "\n  the rank that serves the store does not answer: stopped, or cut off";
-  return within<std::string>(patience + kSlack, gone, [=]() -> std::string {
-    const auto deadline = Clock::now() + patience;
-    std::string text;
-    std::vector<int> silent;
-    for (const int other : others) {
-      try {
-        store->wait({failure_key(other)}, left_until(deadline));
-        const auto value = store->get(failure_key(other));
-        text += fmt::format("\n  rank {} left: {}", other, std::string(value.begin(), value.end()));
-      } catch (const c10::DistNetworkError&) {
-        return text + "\n  the store's connection is closed: the rank that serves it (rank 0 unless the "
-                      "program gave a store of its own) has ended";
-      } catch (const std::exception&) {
-        silent.push_back(other);
+  const auto deadline = Clock::now() + patience;
+  std::string reports;
+  std::string unheard_because;
+  std::vector<int> unheard;
+  const auto ranks = others();
+  for (const int other : ranks) {
+    try {
+      if (unheard_because.empty()) {
+        reports += fmt::format("\n  rank {} left: {}", other,
+                               await(failure_key(other), left_until(deadline)));
+        continue;
+      }
+    } catch (const StoreFailure& failure) {
+      if (failure.kind() != Kind::kTimeout) {
+        unheard_because = failure.what();
       }
     }
-    if (!silent.empty()) {
-      text += fmt::format("\n  no word from rank{} {}: killed, stopped, or ended without "
-                          "ddp::destroy_process_group()",
-                          silent.size() > 1 ? "s" : "", fmt::join(silent, ", "));
-    }
-    return text;
-  });
+    unheard.push_back(other);
+  }
+  if (!unheard_because.empty()) {
+    reports +=
+        fmt::format("\n  {} (rank 0, unless the program gave a store of its own)", unheard_because);
+  }
+  // Where the store's own rank has said nothing, the others could not either.
+  const bool store_ended_first = !unheard_because.empty() && unheard.size() == ranks.size();
+  if (!unheard.empty() && !store_ended_first) {
+    reports += fmt::format(
+        "\n  no word from {}: killed, stopped, or ended without ddp::destroy_process_group()",
+        ranks_text(unheard));
+  }
+  return reports;
 }
 
 }  // namespace ddp::detail

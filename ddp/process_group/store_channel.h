@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <ddp/process_group/store_connection.h>
 #include <ddp/reducer/failure_channel.h>
 
 namespace ddp::detail {
@@ -33,6 +34,8 @@ class StoreChannel final : public FailureChannel {
   void find_members();
   /// For a group made by the program itself: takes every rank for a C++ rank.
   void assume_all_members();
+  /// The ranks that have not announced themselves by now; none where the store does not answer.
+  std::vector<int> not_announced();
   /// The group whose connections `abort` closes.
   void set_process_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
@@ -44,7 +47,7 @@ class StoreChannel final : public FailureChannel {
 
   /// Decides something on all C++ ranks alike: the lowest of them gets what each contributed (in
   /// the order of `members()`) and its `judge` returns the verdict that every rank then gets.
-  /// `what` ends the sentence "rank 1 has not ..." of the error after the timeout.
+  /// `what` ends the sentence "rank 1 has not ..." of the CommunicationError after the timeout.
   std::string decide(const std::string& name, const std::string& contribution,
                      const std::function<std::string(const std::vector<std::string>&)>& judge,
                      const std::string& what);
@@ -53,11 +56,14 @@ class StoreChannel final : public FailureChannel {
   std::uint64_t next_id() { return next_id_++; }
 
   /// Says good-bye; where `wait_for_others`, waits until every C++ rank has, at most `patience`.
-  /// Returns the ranks that have not.
+  /// Returns the ranks that have not. Never throws.
   std::vector<int> say_goodbye(bool wait_for_others, std::chrono::milliseconds patience);
 
   /// Whether this rank aborted the group or saw a collective fail.
   bool failed() const;
+
+  /// Closes the group's connections without a word to the others. Never throws.
+  void close_connections();
 
   bool all_failed(const std::string& scope, std::uint64_t pass, const std::string& report,
                   std::chrono::milliseconds patience) override;
@@ -65,9 +71,11 @@ class StoreChannel final : public FailureChannel {
   std::string reports_of_others(std::chrono::milliseconds patience) override;
 
  private:
-  std::string text_of(const std::string& key);
+  std::vector<int> others() const;
+  void set(const std::string& key, const std::string& value, std::chrono::milliseconds limit);
+  std::string await(const std::string& key, std::chrono::milliseconds patience);
 
-  c10::intrusive_ptr<c10d::Store> store_;
+  StoreConnection connection_;
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group_;
   const int rank_;
   const int world_size_;

@@ -1,19 +1,19 @@
-#include <ddp/process_group/url.h>
-
 #include <fmt/format.h>
 
 #include <ddp/error.h>
 #include <ddp/process_group/environment.h>
+#include <ddp/process_group/url.h>
 
 namespace ddp::detail {
 namespace {
 
 [[noreturn]] void refuse(const std::string& text, const std::string& why) {
-  throw UsageError(fmt::format(
-      "the init_method \"{}\" {}. Expected env://, tcp://host:port (for IPv6 tcp://[address]:port) or "
-      "file:///path, the last two with rank and world_size in the options or as "
-      "?rank=0&world_size=2.",
-      text, why));
+  throw UsageError(
+      fmt::format("the init_method \"{}\" {}. Expected env://, tcp://host:port (for IPv6 "
+                  "tcp://[address]:port) or "
+                  "file:///path, the last two with rank and world_size in the options or as "
+                  "?rank=0&world_size=2.",
+                  text, why));
 }
 
 void parse_host_and_port(const std::string& authority, Url* url) {
@@ -46,7 +46,8 @@ void parse_host_and_port(const std::string& authority, Url* url) {
   }
   const auto number = parse_integer(port);
   if (!number || *number < 0 || *number > 65535) {
-    refuse(url->text, fmt::format("has the port \"{}\", which is not a number from 0 to 65535", port));
+    refuse(url->text,
+           fmt::format("has the port \"{}\", which is not a number from 0 to 65535", port));
   }
   url->port = static_cast<std::uint16_t>(*number);
 }

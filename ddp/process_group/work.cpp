@@ -1,32 +1,43 @@
-#include <ddp/process_group/work.h>
-
-#include <fmt/format.h>
+#include <utility>
 
 #include <ddp/error.h>
-#include <ddp/process_group/collective_failure.h>
 #include <ddp/error_text.h>
+#include <ddp/process_group/collective_failure.h>
+#include <ddp/process_group/work.h>
 
 namespace ddp {
 
-Work::Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<detail::StoreChannel> channel, std::string name)
-    : work_(std::move(work)), channel_(std::move(channel)), name_(std::move(name)) {}
+Work::Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<detail::StoreChannel> channel,
+           std::string name, std::function<void()> finish)
+    : work_(std::move(work)),
+      channel_(std::move(channel)),
+      name_(std::move(name)),
+      finish_(finish ? std::make_shared<std::function<void()>>(std::move(finish)) : nullptr) {}
 
 void Work::wait() {
-  if (!work_) {
-    return;
-  }
-  try {
-    if (work_->wait()) {
-      return;
+  if (work_) {
+    bool done = false;
+    try {
+      done = work_->wait();
+    } catch (const std::exception& error) {
+      detail::fail_collective(*channel_, name_, detail::concise(error));
     }
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    detail::fail_collective(*channel_, name_, detail::concise(error));
+    if (!done) {
+      detail::fail_collective(*channel_, name_, "it was aborted");
+    }
   }
-  detail::fail_collective(*channel_, name_, "it was aborted");
+  if (finish_ && *finish_) {
+    std::exchange(*finish_, nullptr)();
+  }
 }
 
 bool Work::is_completed() const { return !work_ || work_->isCompleted(); }
+
+int Work::source_rank() const {
+  if (!work_) {
+    throw UsageError("source_rank: there is no work: only what recv returned has a source");
+  }
+  return work_->sourceRank();
+}
 
 }  // namespace ddp

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -14,13 +14,21 @@ class StoreChannel;
 }  // namespace detail
 
 /// A collective in flight, or finished. What a collective with `async_op(true)` returns; the
-/// tensors given to it must not be touched before `wait()` has returned. Copies share the work.
+/// tensors given to it must not be touched, nor freed, before `wait()` has returned. Copies share
+/// the work.
 ///
 /// Thread safety: as the c10d work behind it; one thread waits.
+///
+///     auto work = ddp::all_reduce(tensor, ddp::AllReduceOptions().async_op(true));
+///     // ... something else ...
+///     work.wait();
 class Work {
  public:
+  /// A work that is done.
   Work() = default;
-  Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<detail::StoreChannel> channel, std::string name);
+  /// `finish` runs in the first `wait()` that succeeds.
+  Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<detail::StoreChannel> channel,
+       std::string name, std::function<void()> finish = {});
 
   /// Blocks until the collective is done. Throws CommunicationError, which names the collective and
   /// what is known of the other ranks; the group is not usable after that.
@@ -29,6 +37,9 @@ class Work {
   /// Whether `wait()` would return at once (or throw at once).
   bool is_completed() const;
 
+  /// After the `wait()` of a `recv`: the rank in the group that sent.
+  int source_rank() const;
+
   /// The c10d work; null for a default-constructed one.
   const c10::intrusive_ptr<c10d::Work>& get() const { return work_; }
 
@@ -36,6 +47,7 @@ class Work {
   c10::intrusive_ptr<c10d::Work> work_;
   std::shared_ptr<detail::StoreChannel> channel_;
   std::string name_;
+  std::shared_ptr<std::function<void()>> finish_;
 };
 
 }  // namespace ddp

@@ -1,0 +1,93 @@
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <ddp/error.h>
+#include <ddp/error_text.h>
+#include <ddp/process_group/make_group.h>
+#include <ddp/process_group/store_sockets.h>
+
+namespace ddp::detail {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+std::string failure_text(const GroupPlan& plan, StoreChannel& channel,
+                         const std::exception& error) {
+  const auto begin = fmt::format("rank {}: ", plan.ranks[plan.rank]);
+  if (store_failure(error).kind() == StoreFailure::Kind::kClosed) {
+    return begin + fmt::format(
+                       "the store at {} was closed before all ranks were connected: rank 0, which "
+                       "serves it, has ended "
+                       "(see its log), or does not answer",
+                       plan.where);
+  }
+  auto missing = channel.not_announced();
+  for (int& rank : missing) {
+    rank = plan.ranks[rank];
+  }
+  if (!missing.empty()) {
+    return begin + fmt::format(
+                       "rank{} {} of the group \"{}\" did not come to {} within {:.1f} s. Every "
+                       "member must "
+                       "make the group; look into the logs of what is missing. (A file that is "
+                       "left from an "
+                       "earlier run must be deleted.)",
+                       missing.size() > 1 ? "s" : "", fmt::join(missing, ", "), plan.name,
+                       plan.where, std::chrono::duration<double>(plan.timeout).count());
+  }
+  return begin +
+         fmt::format(
+             "could not connect to the other ranks over Gloo from {} within {:.1f} s ({}). Check "
+             "that the "
+             "ranks' machines reach each other; GLOO_SOCKET_IFNAME names the interface to use.",
+             plan.address, std::chrono::duration<double>(plan.timeout).count(), concise(error));
+}
+
+}  // namespace
+
+Group make_group(const GroupPlan& plan) {
+  // Python's order and prefixes (distributed_c10d.py, _new_process_group_helper): a job may mix
+  // Python and C++ ranks.
+  const auto group_store = c10::make_intrusive<c10d::PrefixStore>(plan.name + "/", plan.store);
+  const auto device_store = c10::make_intrusive<c10d::PrefixStore>("cpu/", group_store);
+  const auto world_size = static_cast<int>(plan.ranks.size());
+  Group group;
+  group.ranks = plan.ranks;
+  group.address = plan.address;
+  group.channel = std::make_shared<StoreChannel>(group_store, plan.rank, world_size, plan.timeout);
+  try {
+    group.channel->announce();
+    GlooSettings settings;
+    settings.rank = plan.rank;
+    settings.world_size = world_size;
+    settings.devices = plan.devices;
+    settings.connect_timeout = std::max(
+        milliseconds(1), std::chrono::duration_cast<milliseconds>(plan.deadline - Clock::now()));
+    settings.timeout = plan.timeout;
+    settings.name = plan.name;
+    const auto backend = make_gloo_backend(device_store, settings);
+    const auto kind = c10d::ProcessGroup::BackendType::GLOO;
+    auto process_group =
+        c10::make_intrusive<c10d::ProcessGroup>(group_store, plan.rank, world_size);
+    process_group->setDefaultBackend(kind);
+    for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+      process_group->setBackend(device, kind, backend);
+    }
+    process_group->setGroupName(plan.name);
+    process_group->setGroupDesc(plan.description);
+    group.channel->find_members();
+    group.channel->set_process_group(process_group);
+    group.process_group = process_group;
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CommunicationError(failure_text(plan, *group.channel, error));
+  }
+  return group;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,331 @@
+#include <arpa/inet.h>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <sys/socket.h>
+#include <test/support/catch2.h>
+#include <test/support/ranks.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <ddp/ddp.h>
+
+// Every way to start, and sub-groups, on forked ranks over Gloo.
+
+using ddp::InitProcessGroupOptions;
+using ddp::test::Rank;
+using ddp::test::RankOptions;
+using ddp::test::ReservedPort;
+using ddp::test::run_ranks;
+using ddp::test::summary;
+using std::chrono::milliseconds;
+
+namespace {
+
+InitProcessGroupOptions over(const std::string& method,
+                             milliseconds timeout = milliseconds(15000)) {
+  return InitProcessGroupOptions("gloo").init_method(method).timeout(timeout);
+}
+
+float sum_of_ranks(const ddp::ProcessGroup& group = {}) {
+  const auto tensor = at::full({4}, static_cast<float>(ddp::get_rank() + 1));
+  ddp::all_reduce(tensor, {}, group);
+  return tensor[3].item<float>();
+}
+
+void sum_and_destroy(const Rank& rank) {
+  rank.report("sum", sum_of_ranks());
+  ddp::destroy_process_group();
+}
+
+/// A folder of the test's own, which goes with it.
+class Folder {
+ public:
+  Folder() {
+    char name[] = "/tmp/ddp_test_XXXXXX";
+    path_ = mkdtemp(name);
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string file(const std::string& name = "meet") const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+void check_sums(const std::vector<ddp::test::RankResult>& results, const std::string& sum) {
+  INFO(summary(results));
+  for (const auto& result : results) {
+    CHECK(result.status == 0);
+    CHECK(result["sum"] == sum);
+  }
+}
+
+bool has_ipv6() {
+  const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_loopback;
+  const bool works =
+      fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  close(fd);
+  return works;
+}
+
+}  // namespace
+
+TEST_CASE("tcp://, with rank and world_size in the options, in the query, and over a host name") {
+  const ReservedPort one;
+  check_sums(
+      run_ranks(2,
+                [&](const Rank& rank) {
+                  ddp::init_process_group(over("tcp://127.0.0.1:" + std::to_string(one.port()))
+                                              .rank(rank.rank())
+                                              .world_size(rank.world_size()));
+                  sum_and_destroy(rank);
+                }),
+      "3.000000");
+  const ReservedPort two;
+  check_sums(run_ranks(2,
+                       [&](const Rank& rank) {
+                         ddp::init_process_group(
+                             over("tcp://localhost:" + std::to_string(two.port()) +
+                                  "?world_size=2&rank=" + std::to_string(rank.rank())));
+                         sum_and_destroy(rank);
+                       }),
+             "3.000000");
+}
+
+TEST_CASE("IPv6") {
+  if (!has_ipv6()) {
+    WARN("no IPv6 on loopback: skipped");
+    return;
+  }
+  const ReservedPort port;
+  check_sums(run_ranks(2,
+                       [&](const Rank& rank) {
+                         ddp::init_process_group(over("tcp://[::1]:" + std::to_string(port.port()))
+                                                     .rank(rank.rank())
+                                                     .world_size(rank.world_size()));
+                         sum_and_destroy(rank);
+                       }),
+             "3.000000");
+}
+
+TEST_CASE("file://, twice in a row on one path, and the file goes with the last rank") {
+  const Folder folder;
+  const auto results = run_ranks(3, [&](const Rank& rank) {
+    for (int round = 0; round < 2; ++round) {
+      ddp::init_process_group(
+          over("file://" + folder.file() + "?world_size=3&rank=" + std::to_string(rank.rank())));
+      sum_and_destroy(rank);
+    }
+  });
+  check_sums(results, "6.000000");
+  CHECK_FALSE(std::filesystem::exists(folder.file()));
+}
+
+TEST_CASE("a stale file of an earlier run is named by each rank") {
+  const Folder folder;
+  const auto url = "file://" + folder.file();
+  const auto killed = run_ranks(3, [&](const Rank& rank) {
+    // Rank 2 is killed at once; of it, nothing is in the file.
+    if (rank.rank() < 2) {
+      c10d::FileStore keep(folder.file(), 3);
+      try {
+        ddp::init_process_group(over(url, milliseconds(600)).rank(rank.rank()).world_size(3));
+      } catch (const ddp::CommunicationError& error) {
+        rank.report("error", error.what());
+      }
+      raise(SIGKILL);
+    }
+  });
+  const auto next = run_ranks(3, [&](const Rank& rank) {
+    ddp::init_process_group(over(url, milliseconds(1000)).rank(rank.rank()).world_size(3));
+  });
+  INFO(summary(killed) << summary(next));
+  CHECK_THAT(killed[0]["error"],
+             contains("rank 2 of the group \"0\" did not come to " + folder.file()));
+  for (const auto& result : next) {
+    CHECK(result.error_type == "UsageError");
+    CHECK_THAT(result.error,
+               contains("the file " + folder.file() + " is left from an earlier run"));
+    CHECK_THAT(result.error, contains("delete it"));
+  }
+}
+
+TEST_CASE("a file that cannot be a store is named") {
+  const Folder folder;
+  const auto error = [&](const std::string& path) {
+    const auto results = run_ranks(1, [&](const Rank&) {
+      ddp::init_process_group(over("file://" + path, milliseconds(500)).rank(0).world_size(1));
+    });
+    CHECK(results[0].error_type == "UsageError");
+    return results[0].error;
+  };
+  CHECK_THAT(error(folder.file("none/meet")),
+             contains("there is no folder " + folder.file("none")));
+  std::filesystem::create_directory(folder.file("folder"));
+  CHECK_THAT(error(folder.file("folder")), contains("is not a file that can be read and written"));
+}
+
+TEST_CASE("a store of the program's own, kept by the program, twice") {
+  const ReservedPort port;
+  check_sums(run_ranks(2,
+                       [&](const Rank& rank) {
+                         c10d::TCPStoreOptions options;
+                         options.port = static_cast<std::uint16_t>(port.port());
+                         options.isServer = rank.rank() == 0;
+                         options.waitWorkers = false;
+                         const auto store =
+                             c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+                         for (int round = 0; round < 2; ++round) {
+                           ddp::init_process_group(InitProcessGroupOptions()
+                                                       .store(store)
+                                                       .rank(rank.rank())
+                                                       .world_size(rank.world_size())
+                                                       .timeout(milliseconds(15000)));
+                           sum_and_destroy(rank);
+                         }
+                       }),
+             "3.000000");
+}
+
+TEST_CASE("a store beside an init_method, or without a rank, is refused") {
+  const Folder folder;
+  const auto results = run_ranks(2, [&](const Rank& rank) {
+    const auto store =
+        c10::make_intrusive<c10d::FileStore>(folder.file(std::to_string(rank.rank())), 1);
+    auto options = InitProcessGroupOptions().store(store);
+    ddp::init_process_group(rank.rank() == 0 ? options.init_method("env://") : options);
+  });
+  INFO(summary(results));
+  CHECK_THAT(results[0].error, contains("either a store or an init_method"));
+  CHECK_THAT(results[1].error, contains("needs rank and world_size beside it; found rank -1"));
+}
+
+TEST_CASE("sub-groups: own ranks, own sequence, several at once, one destroyed") {
+  const auto results = run_ranks(3, [](const Rank& rank) {
+    ddp::init_process_group(over("env://"));
+    const auto pair = ddp::new_group({2, 0});
+    const auto all = ddp::new_group({});
+    const auto again = ddp::new_group({0, 2});
+    rank.report("member", ddp::is_member(pair));
+    rank.report("who", std::to_string(ddp::get_rank(pair)) + "/" +
+                           std::to_string(ddp::get_world_size(pair)));
+    if (ddp::is_member(pair)) {
+      // More collectives in one group than in the others: their sequences are their own.
+      sum_of_ranks(pair);
+      rank.report("pair", sum_of_ranks(pair));
+      rank.report("again", sum_of_ranks(again));
+      rank.report("global", ddp::get_global_rank(pair, 1));
+      rank.report("group", ddp::get_group_rank(pair, 2));
+      const auto token = at::full({1}, rank.rank());
+      ddp::broadcast(token, 1, pair);
+      rank.report("token", token.item<int>());
+    }
+    rank.report("all", sum_of_ranks(all));
+    ddp::destroy_process_group(pair);
+    rank.report("after", sum_of_ranks());
+    if (ddp::is_member(again)) {
+      rank.report("again after", sum_of_ranks(again));
+    }
+    ddp::destroy_process_group();
+    rank.report("end", ddp::is_initialized());
+  });
+  INFO(summary(results));
+  for (const int rank : {0, 2}) {
+    CHECK(results[rank]["member"] == "1");
+    CHECK(results[rank]["who"] == std::to_string(rank / 2) + "/2");
+    CHECK(results[rank]["pair"] == "4.000000");
+    CHECK(results[rank]["again"] == "4.000000");
+    CHECK(results[rank]["again after"] == "4.000000");
+    CHECK(results[rank]["global"] == "2");
+    CHECK(results[rank]["group"] == "1");
+    CHECK(results[rank]["token"] == "2");
+  }
+  CHECK(results[1]["member"] == "0");
+  CHECK(results[1]["who"] == "-1/-1");
+  for (const auto& result : results) {
+    CHECK(result.status == 0);
+    CHECK(result["all"] == "6.000000");
+    CHECK(result["after"] == "6.000000");
+    CHECK(result["end"] == "0");
+  }
+}
+
+TEST_CASE("non-members need not call new_group, and the order of disjoint groups is free") {
+  const auto results = run_ranks(4, [](const Rank& rank) {
+    ddp::init_process_group(over("env://"));
+    if (rank.rank() < 2) {
+      rank.report("sum", sum_of_ranks(ddp::new_group({0, 1})));
+    } else {
+      ddp::new_group({0, 1});
+      rank.report("sum", sum_of_ranks(ddp::new_group({2, 3})));
+    }
+    ddp::destroy_process_group();
+  });
+  INFO(summary(results));
+  CHECK(results[0]["sum"] == "3.000000");
+  CHECK(results[1]["sum"] == "3.000000");
+  CHECK(results[2]["sum"] == "7.000000");
+  CHECK(results[3]["sum"] == "7.000000");
+}
+
+TEST_CASE("what new_group refuses, and what refuses a non-member's group") {
+  const auto results = run_ranks(2, [](const Rank& rank) {
+    const auto error = [&](const std::string& name, const std::function<void()>& act) {
+      try {
+        act();
+      } catch (const ddp::UsageError& refusal) {
+        rank.report(name, std::string(refusal.what()));
+      }
+    };
+    error("early", [] { ddp::new_group({0}); });
+    ddp::init_process_group(over("env://"));
+    error("range", [] { ddp::new_group({0, 2}); });
+    error("twice", [] { ddp::new_group({1, 0, 1}); });
+    const auto group = ddp::new_group({1 - rank.rank()});
+    const auto tensor = at::ones({2});
+    error("all_reduce", [&] { ddp::all_reduce(tensor, {}, group); });
+    error("barrier", [&] { ddp::barrier(group); });
+    error("object", [&] { ddp::all_gather_object(std::string("x"), group); });
+    error("ranks", [&] { ddp::get_process_group_ranks(group); });
+    error("not in it", [&] { ddp::get_group_rank(ddp::default_group(), 2); });
+    ddp::destroy_process_group(group);
+    rank.report("sum", sum_of_ranks());
+    ddp::destroy_process_group();
+  });
+  INFO(summary(results));
+  const auto& result = results[0];
+  CHECK_THAT(result["early"], contains("call ddp::init_process_group() first"));
+  CHECK_THAT(result["range"],
+             contains("the ranks are 0, 2; the default group has the ranks 0 to 1"));
+  CHECK_THAT(result["twice"], contains("rank 1 is listed twice"));
+  for (const auto* name : {"all_reduce", "barrier", "object", "ranks"}) {
+    CHECK_THAT(result[name],
+               contains("rank 0 is not a member of this group, which has the ranks 1"));
+  }
+  CHECK_THAT(result["not in it"], contains("rank 2 is not in the group"));
+  CHECK(result["sum"] == "3.000000");
+}
+
+TEST_CASE("a member that never makes the sub-group is named") {
+  const auto results = run_ranks(3, [](const Rank& rank) {
+    ddp::init_process_group(over("env://"));
+    if (rank.rank() != 1) {
+      try {
+        ddp::new_group({1, 2}, ddp::NewGroupOptions().timeout(milliseconds(700)));
+      } catch (const ddp::CommunicationError& error) {
+        rank.report("error", error.what());
+      }
+    }
+    rank.report("sum", sum_of_ranks());
+    ddp::destroy_process_group();
+  });
+  INFO(summary(results));
+  CHECK_THAT(results[2]["error"], contains("rank 2: rank 1 of the group"));
+  CHECK_THAT(results[2]["error"], contains("did not come to new_group({1, 2}) within 0.7 s"));
+  CHECK(results[2]["sum"] == "6.000000");
+}
