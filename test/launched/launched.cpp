@@ -8,6 +8,7 @@
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/nn/modules/linear.h>
 
 #include <ddp/ddp.h>
 

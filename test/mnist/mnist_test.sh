@@ -32,13 +32,21 @@ case $name in
     tail -n 1 "$work/out" | awk '$1 == "test" && $2 == "accuracy:" && $3 >= 0.95 { good = 1 } END { exit !good }' ||
       fail "the accuracy is below 0.95"
     ;;
-  follows_one_process)
+  follows_one_process | follows_one_process_in_float)
     # The same permutation: the two halves of a global batch are the two ranks' batches. After every
-    # step the ranks compare their parameters, bit for bit.
-    train 1 "$work/one" --no_batch_norm --batch_size 64 --epochs 2
-    train 2 "$work/two" --no_batch_norm --batch_size 32 --epochs 2 --check_every_step
+    # step the ranks compare their parameters, bit for bit. In double precision nothing but the last
+    # digits may differ. In float, training magnifies rounding: at the default learning rate one process
+    # with two threads strays as far from one with one thread, so a smaller one is taken there.
+    if [ "$name" = follows_one_process ]; then
+      same=(--double) bound=1e-7
+    else
+      same=(--lr 0.005) bound=1e-3
+    fi
+    train 1 "$work/one" --no_batch_norm --batch_size 64 --epochs 3 "${same[@]}"
+    train 2 "$work/two" --no_batch_norm --batch_size 32 --epochs 3 --check_every_step "${same[@]}"
     paste <(losses "$work/one") <(losses "$work/two") | tee "$work/losses" |
-      awk '{ d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > 1e-3) bad = 1; count++ } END { exit bad || count != 2 }' ||
+      awk -v bound=$bound '{ d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > bound) bad = 1; count++ }
+                           END { exit bad || count != 3 }' ||
       fail "the losses differ"
     ;;
   repeatable)
