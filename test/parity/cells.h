@@ -1,0 +1,38 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ddp::parity {
+
+enum class Spare { kAbsent, kNever, kSomeRanks };
+
+/// One cell of the matrix; cells.py says what the settings mean.
+struct Cell {
+  std::string name;
+  std::string model;
+  Spare spare = Spare::kAbsent;
+  int micro_batches = 1;
+  bool set_to_none = true;
+  double weight_decay = 0;
+  bool find_unused_parameters = false;
+  std::optional<bool> gradient_as_bucket_view;
+  std::optional<double> bucket_cap_mb;
+};
+
+struct Plan {
+  int steps = 0;
+  double learning_rate = 0;
+  double momentum = 0;
+  std::vector<Cell> cells;
+};
+
+/// Reads what cells.py wrote. Throws std::invalid_argument for a setting that it does not know: a
+/// cell that is run only in part would compare nothing.
+Plan read_plan(const std::string& path);
+
+/// cells.py has the same rule.
+bool spare_is_used(Spare spare, int rank, int step);
+
+}  // namespace ddp::parity

@@ -1,0 +1,127 @@
+// One rank of the C++ side: runs the plan's cells and writes the parameters after every step.
+//
+//   parity_ranks FOLDER     with RANK, WORLD_SIZE, ... as the launcher sets them
+//
+// python_ranks.py is its twin.
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <map>
+#include <memory>
+#include <string>
+#include <test/parity/cells.h>
+#include <test/parity/models.h>
+#include <test/parity/tensor_file.h>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <ddp/ddp.h>
+
+namespace ddp::parity {
+namespace {
+
+constexpr std::chrono::seconds kTimeout(60);
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+DistributedDataParallelOptions options_of(const Cell& cell) {
+  DistributedDataParallelOptions options;
+  options.find_unused_parameters(cell.find_unused_parameters);
+  if (cell.gradient_as_bucket_view) {
+    options.gradient_as_bucket_view(*cell.gradient_as_bucket_view);
+  }
+  options.bucket_cap_mb(cell.bucket_cap_mb);
+  return options;
+}
+
+void load(Model& model, const Tensors& weights) {
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : model.named_parameters()) {
+    parameter.value().copy_(weights.at(parameter.key()));
+  }
+}
+
+/// The buckets' sizes in bytes, in the order in which they are reduced.
+at::Tensor bucket_sizes(const DistributedDataParallelBase& model) {
+  const auto parameters = model.parameters();
+  std::vector<std::int64_t> sizes;
+  for (const auto& bucket : model.reducer()->bucket_assignment()) {
+    sizes.push_back(0);
+    for (const auto index : bucket) {
+      sizes.back() += static_cast<std::int64_t>(parameters[index].nbytes());
+    }
+  }
+  return at::tensor(sizes, at::kLong);
+}
+
+void run(const Plan& plan, const Cell& cell, const std::string& folder) {
+  const int rank = get_rank();
+  const auto batches = read_tensors(folder + "/batches." + cell.model + "." + std::to_string(rank));
+  TensorWriter results(folder + "/cpp." + cell.name + "." + std::to_string(rank));
+
+  torch::manual_seed(rank);
+  auto module = make_model(cell.model, cell.spare != Spare::kAbsent);
+  if (rank == 0) {
+    // The other ranks start from weights of their own, and get rank 0's by being wrapped.
+    load(*module, read_tensors(folder + "/weights." + cell.model));
+  }
+  DistributedDataParallel model(module, options_of(cell));
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(plan.learning_rate)
+                                                       .momentum(plan.momentum)
+                                                       .weight_decay(cell.weight_decay));
+
+  for (int step = 0; step < plan.steps; ++step) {
+    optimizer.zero_grad(cell.set_to_none);
+    for (int micro = 0; micro < cell.micro_batches; ++micro) {
+      const auto batch = std::to_string(step * cell.micro_batches + micro);
+      std::unique_ptr<NoSyncGuard> guard;
+      if (micro + 1 < cell.micro_batches) {
+        guard.reset(new NoSyncGuard(model->no_sync()));
+      }
+      const auto output =
+          model->forward(batches.at(batch + "/input"), spare_is_used(cell.spare, rank, step));
+      const auto loss = module->loss(output, batches.at(batch + "/target"));
+      (loss / cell.micro_batches).backward();
+    }
+    optimizer.step();
+    for (const auto& parameter : model->named_parameters()) {
+      results.add(std::to_string(step) + "/" + parameter.key(), parameter.value());
+    }
+  }
+  results.add("buckets", bucket_sizes(*model));
+  results.close();
+}
+
+int run_all(const std::string& folder) {
+  at::set_num_threads(1);
+  const auto plan = read_plan(folder + "/plan");
+  init_process_group(InitProcessGroupOptions("gloo").timeout(kTimeout));
+  for (const auto& cell : plan.cells) {
+    // The log's last word, should the process die.
+    std::printf("%s\n", cell.name.c_str());
+    std::fflush(stdout);
+    run(plan, cell, folder);
+  }
+  destroy_process_group();
+  return 0;
+}
+
+}  // namespace
+}  // namespace ddp::parity
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: parity_ranks FOLDER\n");
+    return 2;
+  }
+  try {
+    return ddp::parity::run_all(argv[1]);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
