@@ -8,21 +8,35 @@
 
 #include <ddp/error.h>
 #include <ddp/error_text.h>
+#include <ddp/process_group/connections.h>
 #include <ddp/process_group/environment.h>
 #include <ddp/process_group/gloo_backend.h>
+#include <ddp/process_group/store_sockets.h>
 
 namespace ddp::detail {
 namespace {
 
+/// Gloo's own way to close connections (Context::closeConnections) tells the peers, but not this
+/// process's threads: an operation in flight goes on waiting for Gloo's timeout, and destroying the
+/// group waits for it. Shut down from outside, the sockets end both.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
+  void set_connections(Connections connections) { connections_ = std::move(connections); }
+
   void abort() override {
-    for (const auto& context : contexts_) {
-      context->closeConnections();
+    shut_down(connections_);
+    if (connections_.empty()) {
+      // Connected lazily (TORCH_GLOO_LAZY_INIT).
+      for (const auto& context : contexts_) {
+        context->closeConnections();
+      }
     }
   }
+
+ private:
+  Connections connections_;
 };
 
 /// c10d's wrapper forwards neither `abort` nor `setTimeout`.
@@ -51,8 +65,16 @@ c10::intrusive_ptr<c10d::Backend> connect(const c10::intrusive_ptr<c10d::Store>&
   options->devices = settings.devices;
   // One thread an operation in flight, two at most on a device, as Python's default.
   options->threads = static_cast<int>(options->devices.size()) * 2;
+  const auto earlier = open_connections();
   auto backend =
       c10::make_intrusive<GlooBackend>(store, settings.rank, settings.world_size, options);
+  auto connections = opened_since(earlier, open_connections());
+  // Rank 0 serves the store, to which others connect meanwhile.
+  const auto store_port = tcp_port_of(store).value_or(0);
+  std::erase_if(connections, [store_port](const Connection& one) {
+    return one.local_port == store_port || one.peer_port == store_port;
+  });
+  backend->set_connections(std::move(connections));
   backend->setTimeout(settings.timeout);
   return backend;
 }

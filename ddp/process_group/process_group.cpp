@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
@@ -25,6 +26,17 @@ using Clock = std::chrono::steady_clock;
 
 /// How long a store's own timeouts may take longer than the deadline before its calls are ended.
 constexpr milliseconds kSlack(500);
+
+/// Gloo writes to its sockets without MSG_NOSIGNAL: a peer that left would end this process with
+/// SIGPIPE where an error should be thrown. (Python ignores the signal from its start.) A handler
+/// of the program's own stays.
+void ignore_broken_pipes() {
+  struct sigaction current {};
+  if (sigaction(SIGPIPE, nullptr, &current) == 0 && (current.sa_flags & SA_SIGINFO) == 0 &&
+      current.sa_handler == SIG_DFL) {
+    std::signal(SIGPIPE, SIG_IGN);
+  }
+}
 
 /// How long the rank that serves the store waits for the good-byes of the others.
 milliseconds goodbye_patience(const detail::Group& group) {
@@ -168,6 +180,7 @@ detail::Group connect(const InitProcessGroupOptions& options, std::uint64_t gene
 
 void init_process_group(const InitProcessGroupOptions& options) {
   check_options(options);
+  ignore_broken_pipes();
   auto& all = detail::group_registry();
   auto group = connect(options, all.generation);
   static const bool registered = (std::atexit(close_at_exit), true);

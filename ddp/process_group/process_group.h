@@ -43,6 +43,9 @@ class InitProcessGroupOptions {
 /// in use, an unknown host, a second call) or CommunicationError (a rank did not come within
 /// `timeout`); then no group exists, and nothing is left open.
 ///
+/// Ignores SIGPIPE from then on, unless the program handles it: Gloo writes to connections whose
+/// peer may have left.
+///
 ///     ddp::init_process_group();                          // as `launch` set the environment
 ///     ddp::init_process_group(ddp::InitProcessGroupOptions("gloo").timeout(std::chrono::seconds(60)));
 void init_process_group(const InitProcessGroupOptions& options = {});

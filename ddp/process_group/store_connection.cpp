@@ -1,6 +1,4 @@
-#include <algorithm>
 #include <future>
-#include <iterator>
 #include <thread>
 
 #include <c10/util/Exception.h>
@@ -30,19 +28,17 @@ StoreFailure store_failure(const std::exception& error) {
 
 StoreConnection::StoreConnection(const c10::intrusive_ptr<c10d::Store>& store) {
   const auto port = tcp_port_of(store);
-  const auto before = port ? sockets_toward(*port) : std::set<int>{};
+  const auto before = port ? connections_toward(*port) : Connections{};
   store_ = store->clone();
   if (port) {
-    const auto now = sockets_toward(*port);
-    std::set_difference(now.begin(), now.end(), before.begin(), before.end(),
-                        std::inserter(sockets_, sockets_.end()));
+    connections_ = opened_since(before, connections_toward(*port));
   }
 }
 
 StoreConnection::~StoreConnection() {
   std::unique_lock lock(threads_->mutex);
   if (threads_->count > 0) {
-    shut_down(sockets_);
+    shut_down(connections_);
     threads_->ended.wait_for(lock, std::chrono::seconds(1),
                              [this] { return threads_->count == 0; });
   }

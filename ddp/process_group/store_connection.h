@@ -5,12 +5,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <stdexcept>
 #include <string>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <ddp/process_group/connections.h>
 
 namespace ddp::detail {
 
@@ -61,7 +62,7 @@ class StoreConnection {
   };
 
   c10::intrusive_ptr<c10d::Store> store_;
-  std::set<int> sockets_;
+  Connections connections_;
   std::shared_ptr<Threads> threads_ = std::make_shared<Threads>();
 };
 

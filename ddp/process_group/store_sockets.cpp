@@ -1,9 +1,3 @@
-#include <algorithm>
-#include <cstdlib>
-#include <dirent.h>
-#include <iterator>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -11,20 +5,6 @@
 #include <ddp/process_group/store_sockets.h>
 
 namespace ddp::detail {
-namespace {
-
-std::uint16_t port_of(const sockaddr_storage& address) {
-  if (address.ss_family == AF_INET) {
-    return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
-  }
-  if (address.ss_family == AF_INET6) {
-    return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
-  }
-  return 0;
-}
-
-}  // namespace
-
 std::optional<std::uint16_t> tcp_port_of(const c10::intrusive_ptr<c10d::Store>& store) {
   const c10d::Store* innermost = store.get();
   c10::intrusive_ptr<c10d::Store> keep;
@@ -36,36 +16,16 @@ std::optional<std::uint16_t> tcp_port_of(const c10::intrusive_ptr<c10d::Store>& 
   return tcp != nullptr ? std::optional(tcp->getPort()) : std::nullopt;
 }
 
-std::set<int> sockets_toward(std::uint16_t port) {
-  std::set<int> found;
-  DIR* folder = opendir("/proc/self/fd");
-  if (folder == nullptr) {
-    return found;
-  }
-  while (const dirent* entry = readdir(folder)) {
-    char* end = nullptr;
-    const auto fd = static_cast<int>(std::strtol(entry->d_name, &end, 10));
-    sockaddr_storage peer{};
-    socklen_t length = sizeof(peer);
-    if (*end == '\0' && getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0 &&
-        port_of(peer) == port) {
-      found.insert(fd);
-    }
-  }
-  closedir(folder);
+Connections connections_toward(std::uint16_t port) {
+  auto found = open_connections();
+  std::erase_if(found, [port](const Connection& one) { return one.peer_port != port; });
   return found;
-}
-
-void shut_down(const std::set<int>& sockets) {
-  for (const int fd : sockets) {
-    shutdown(fd, SHUT_RDWR);
-  }
 }
 
 StoreDeadline::StoreDeadline(std::optional<std::uint16_t> port,
                              std::chrono::steady_clock::time_point deadline) {
   if (port) {
-    earlier_ = sockets_toward(*port);
+    earlier_ = connections_toward(*port);
     thread_ = std::thread([this, port = *port, deadline] { watch(port, deadline); });
   }
 }
@@ -94,11 +54,7 @@ void StoreDeadline::watch(std::uint16_t port, std::chrono::steady_clock::time_po
   passed_ = true;
   // Again and again: the client connects anew for a while.
   do {
-    std::set<int> sockets;
-    const auto now = sockets_toward(port);
-    std::set_difference(now.begin(), now.end(), earlier_.begin(), earlier_.end(),
-                        std::inserter(sockets, sockets.end()));
-    shut_down(sockets);
+    shut_down(opened_since(earlier_, connections_toward(port)));
   } while (!stopped_.wait_for(lock, std::chrono::milliseconds(50), [this] { return stop_; }));
 }
 

@@ -5,11 +5,12 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <thread>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <ddp/process_group/connections.h>
 
 // Note [A store that does not answer]
 // c10d's TCPStore client waits without a limit for the answer to a request, whatever its timeout:
@@ -23,12 +24,8 @@ namespace ddp::detail {
 /// The port of the TCP store behind `store` and its prefixes; nothing for another kind of store.
 std::optional<std::uint16_t> tcp_port_of(const c10::intrusive_ptr<c10d::Store>& store);
 
-/// The descriptors of this process's sockets that are connected to a peer's port `port`.
-/// Thread-safe, but a descriptor may be closed by the time it is used.
-std::set<int> sockets_toward(std::uint16_t port);
-
-/// Ends the calls that wait for data on these sockets, and all later ones.
-void shut_down(const std::set<int>& sockets);
+/// The connections of this process to a peer's port `port`. Thread-safe.
+Connections connections_toward(std::uint16_t port);
 
 /// While it lives: when `deadline` has passed, ends every store call over connections to `port`
 /// that were made after this object. Without a port it does nothing.
@@ -45,7 +42,7 @@ class StoreDeadline {
  private:
   void watch(std::uint16_t port, std::chrono::steady_clock::time_point deadline);
 
-  std::set<int> earlier_;
+  Connections earlier_;
   mutable std::mutex mutex_;
   std::condition_variable stopped_;
   bool stop_ = false;

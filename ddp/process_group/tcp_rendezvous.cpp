@@ -196,12 +196,9 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const MeetingPlace& place, millise
 
 TcpMeeting serve(const MeetingPlace& place, std::uint64_t generation, milliseconds timeout,
                  Clock::time_point deadline) {
-  const auto earlier = sockets_toward(place.port);
+  const auto earlier = connections_toward(place.port);
   const auto store = open_store(place, left_until(deadline));
-  auto waiting_sockets = sockets_toward(place.port);
-  for (const int fd : earlier) {
-    waiting_sockets.erase(fd);
-  }
+  const auto waiting_over = opened_since(earlier, connections_toward(place.port));
   const auto client = store->clone();
   put(*client, kGeneration, std::to_string(generation));
   say_joined(*client, place);
@@ -210,7 +207,7 @@ TcpMeeting serve(const MeetingPlace& place, std::uint64_t generation, millisecon
   std::string why;
   if (waiting.wait_until(deadline) != std::future_status::ready) {
     why = not_come(*client, place, timeout);
-    shut_down(waiting_sockets);
+    shut_down(waiting_over);
   }
   try {
     waiting.get();

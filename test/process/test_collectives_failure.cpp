@@ -171,7 +171,17 @@ TEST_CASE("a killed peer ends the others' collective within 5 s, and is named") 
 }
 
 TEST_CASE("a stopped peer ends the others' collective within the timeout") {
-  const Trigger stop{1, "stop", [](int pid) { kill(pid, SIGSTOP); }};
+  pid_t stopped = 0;
+  int ended = 0;
+  const auto end = [&](int) {
+    if (++ended == 2) {
+      kill(stopped, SIGKILL);
+    }
+  };
+  const Trigger stop{1, "stop", [&](int pid) {
+                       stopped = pid;
+                       kill(pid, SIGSTOP);
+                     }};
   const auto results = run_ranks(3,
                                  [&](const Rank& rank) {
                                    start(milliseconds(2000));
@@ -180,9 +190,14 @@ TEST_CASE("a stopped peer ends the others' collective within the timeout") {
                                      rank.report("stop", "now");
                                      pause();
                                    }
-                                   ddp::all_reduce(at::ones({1000}));
+                                   try {
+                                     ddp::all_reduce(at::ones({1000}));
+                                   } catch (const ddp::CommunicationError&) {
+                                     rank.report("ended", 1);
+                                     throw;
+                                   }
                                  },
-                                 within(12), {stop});
+                                 within(12), {stop, {0, "ended", end}, {2, "ended", end}});
   INFO(summary(results));
   for (const int rank : {0, 2}) {
     CHECK(results[rank].error_type == "CommunicationError");

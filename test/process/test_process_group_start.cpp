@@ -243,22 +243,31 @@ TEST_CASE("a start that failed for a missing peer closes its sockets and threads
 }
 
 TEST_CASE("a rank 0 that is stopped during the start") {
-  ddp::test::Trigger stop{0, "stop", [](int pid) { kill(pid, SIGSTOP); }};
-  auto options = with({});
-  options.limit = std::chrono::seconds(6);
-  const auto results = run_ranks(2,
-                                 [](const Rank& rank) {
-                                   if (rank.rank() == 0) {
-                                     // Its store is up, and it waits for rank 1: stop it there.
-                                     rank.report("stop", "now");
-                                     start(milliseconds(3000));
-                                   } else {
-                                     start(milliseconds(1500));
-                                   }
-                                 },
-                                 options, {stop});
+  pid_t stopped = 0;
+  const ddp::test::Trigger stop{0, "stop", [&](int pid) {
+                                  stopped = pid;
+                                  kill(pid, SIGSTOP);
+                                }};
+  const ddp::test::Trigger ended{1, "ended", [&](int) { kill(stopped, SIGKILL); }};
+  const auto results =
+      run_ranks(2,
+                [](const Rank& rank) {
+                  if (rank.rank() == 0) {
+                    // As a store that was stopped while it opened: it listens, and does not answer.
+                    RANK_CHECK(listen(std::atoi(std::getenv("DDP_MASTER_LISTEN_FD")), 8) == 0);
+                    rank.report("stop", "now");
+                    pause();
+                  }
+                  try {
+                    start(milliseconds(1500));
+                  } catch (const ddp::CommunicationError&) {
+                    rank.report("ended", 1);
+                    throw;
+                  }
+                },
+                with({}), {stop, ended});
   INFO(summary(results));
-  CHECK(results[0].status == -1);
+  CHECK(results[0].status == 128 + SIGKILL);
   CHECK(results[1].error_type == "CommunicationError");
   CHECK_THAT(results[1].error, contains("127.0.0.1:"));
   CHECK_THAT(results[1].error, contains("rank 0"));
