@@ -191,10 +191,13 @@ Work CollectiveCall::run(bool async_op,
     started = start();
   } catch (const std::exception& error) {
     const auto why = concise(error);
-    // The debug wrapper talks to the other ranks before it begins; of what it finds there, only a
-    // mismatch leaves all ranks where they were.
-    if (c10d::debug_level() == c10d::DebugLevel::Detail &&
-        why.find("Detected mismatch") == std::string::npos) {
+    // c10d refuses with its own errors before it begins. Gloo's are of a connection that was lost;
+    // and the debug wrapper talks to the other ranks first: of what it finds there, only a mismatch
+    // leaves all ranks where they were.
+    const bool refused = dynamic_cast<const c10::Error*>(&error) != nullptr &&
+                         dynamic_cast<const c10::DistError*>(&error) == nullptr;
+    const bool detail = c10d::debug_level() == c10d::DebugLevel::Detail;
+    if (!refused || (detail && why.find("Detected mismatch") == std::string::npos)) {
       fail_collective(*channel_, name_, why);
     }
     refuse(why);

@@ -1,9 +1,11 @@
 #include <csignal>
 #include <test/support/catch2.h>
 #include <test/support/ranks.h>
+#include <thread>
 #include <unistd.h>
 
 #include <ddp/ddp.h>
+#include <ddp/process_group/connections.h>
 #include <ddp/process_group/group_registry.h>
 
 // What collectives refuse before anything is sent, and what becomes of those that fail.
@@ -267,6 +269,30 @@ TEST_CASE("a sub-group fails alone") {
   }
   CHECK_THAT(results[0]["error"], contains("rank 1 left: its program went wrong"));
   CHECK_THAT(results[1]["error"], contains("the group failed earlier"));
+}
+
+TEST_CASE(
+    "a send or recv that begins after its peer has gone is a lost connection, not a wrong use") {
+  for (const bool sends : {false, true}) {
+    const auto results = run_ranks(2, [&](const Rank& rank) {
+      start();
+      ddp::barrier();
+      const auto connections = ddp::detail::open_connections().size();
+      if (rank.rank() == 1) {
+        _exit(0);
+      }
+      // Rank 1's end of the store, and those of Gloo.
+      while (ddp::detail::open_connections().size() + 3 > connections) {
+        std::this_thread::yield();
+      }
+      const auto tensor = at::ones({4});
+      sends ? ddp::send(tensor, 1) : ddp::recv(tensor, 1);
+    });
+    INFO(summary(results));
+    CHECK(results[0].error_type == "CommunicationError");
+    CHECK_THAT(results[0].error, contains(sends ? "send failed: " : "recv failed: "));
+    CHECK_THAT(results[0].error, contains("no word from rank 1"));
+  }
 }
 
 TEST_CASE("monitored_barrier names the missing ranks") {

@@ -32,11 +32,13 @@ RankOptions within(int seconds) {
 }
 
 /// The process's state as the kernel calls it: 'T' is stopped.
+/// 'X' where there is no such process.
 char state_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   std::getline(file, line);
-  return line.at(line.rfind(')') + 2);
+  const auto name_end = line.rfind(')');
+  return name_end == std::string::npos ? 'X' : line.at(name_end + 2);
 }
 
 double seconds_of(const std::function<void()>& act) {
@@ -52,13 +54,20 @@ TEST_CASE("C27: rank 0 leaves at once, and its store stays until the last good-b
     start();
     all_reduce();
     if (rank.rank() == 0) {
-      ddp::default_group()->getStore()->set("message", std::string("from rank 0"));
+      const auto store = ddp::default_group()->getStore();
+      store->set("message", std::string("from rank 0"));
+      store->set("process", std::to_string(getpid()));
       ddp::destroy_process_group();
       return;
     }
     const auto store = ddp::default_group()->getStore();
-    // Rank 0 has called destroy_process_group().
+    const auto server = std::stoi(store->get_to_str("process"));
+    // Rank 0 has called destroy_process_group(), and would now end if it did not wait.
     store->wait({"ddp/goodbye/0"});
+    const auto patience = std::chrono::steady_clock::now() + milliseconds(1000);
+    while (std::chrono::steady_clock::now() < patience && state_of(server) != 'X') {
+      std::this_thread::yield();
+    }
     rank.report("message", store->get_to_str("message"));
     ddp::destroy_process_group();
   });
