@@ -97,6 +97,7 @@ ProcessGroup new_group(std::vector<int> list, const NewGroupOptions& options) {
   plan.deadline = deadline;
   plan.where = fmt::format("new_group({{{}}})", fmt::join(ranks, ", "));
   auto group = detail::make_group(plan);
+  group.channel->set_serves_store(parent.leaves_last);
   const auto result = group.process_group;
   const std::lock_guard lock(all.mutex);
   all.groups.emplace(result.get(), std::move(group));

@@ -157,6 +157,7 @@ detail::Group connect(const InitProcessGroupOptions& options, std::uint64_t gene
     met.store->setTimeout(options.timeout());
     group.server = met.server;
     group.leaves_last = met.leaves_last;
+    group.channel->set_serves_store(met.leaves_last);
     return group;
   } catch (const std::exception& error) {
     if (store_deadline.passed() && dynamic_cast<const UsageError*>(&error) == nullptr) {

@@ -24,6 +24,7 @@ std::string text(const std::vector<std::uint8_t>& value) { return {value.begin()
 
 std::string member_key(int rank) { return fmt::format("ddp/member/{}", rank); }
 std::string goodbye_key(int rank) { return fmt::format("ddp/goodbye/{}", rank); }
+std::string read_key(int rank) { return fmt::format("ddp/read/{}", rank); }
 std::string failure_key(int rank) { return fmt::format("ddp/failure/{}", rank); }
 
 milliseconds left_until(Clock::time_point deadline) {
@@ -235,10 +236,37 @@ void StoreChannel::close_connections() {
   }
 }
 
+/// Among ranks that failed together, the one that serves the store would else end first, and the
+/// others learn of nothing but that.
+void StoreChannel::let_others_read(const std::vector<int>& heard) {
+  const auto deadline = Clock::now() + kSlack;
+  try {
+    if (!serves_store_) {
+      set(read_key(rank_), "1", kSlack);
+      return;
+    }
+    if (heard.empty()) {
+      return;
+    }
+    std::vector<std::string> keys;
+    for (const int other : heard) {
+      keys.push_back(read_key(other));
+    }
+    const auto patience = left_until(deadline);
+    connection_.call(patience + kSlack, [keys, patience](c10d::Store& store) {
+      store.wait(keys, patience);
+      return std::string();
+    });
+  } catch (const StoreFailure&) {
+    // A rank that left by an error of its own does not read.
+  }
+}
+
 std::string StoreChannel::reports_of_others(milliseconds patience) {
   const auto deadline = Clock::now() + patience;
   std::string reports;
   std::string unheard_because;
+  std::vector<int> heard;
   std::vector<int> unheard;
   const auto ranks = others();
   for (const int other : ranks) {
@@ -246,6 +274,7 @@ std::string StoreChannel::reports_of_others(milliseconds patience) {
       if (unheard_because.empty()) {
         reports += fmt::format("\n  rank {} left: {}", other,
                                await(failure_key(other), left_until(deadline)));
+        heard.push_back(other);
         continue;
       }
     } catch (const StoreFailure& failure) {
@@ -255,6 +284,7 @@ std::string StoreChannel::reports_of_others(milliseconds patience) {
     }
     unheard.push_back(other);
   }
+  let_others_read(heard);
   if (!unheard_because.empty()) {
     reports +=
         fmt::format("\n  {} (rank 0, unless the program gave a store of its own)", unheard_because);

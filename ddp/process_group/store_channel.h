@@ -36,6 +36,9 @@ class StoreChannel final : public FailureChannel {
   void assume_all_members();
   /// The ranks that have not announced themselves by now; none where the store does not answer.
   std::vector<int> not_announced();
+  /// Says that the store goes when this process ends: after a failure it waits a moment for the
+  /// others to have read the reports.
+  void set_serves_store(bool serves) { serves_store_ = serves; }
   /// The group whose connections `abort` closes.
   void set_process_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
@@ -72,6 +75,7 @@ class StoreChannel final : public FailureChannel {
 
  private:
   std::vector<int> others() const;
+  void let_others_read(const std::vector<int>& heard);
   void set(const std::string& key, const std::string& value, std::chrono::milliseconds limit);
   std::string await(const std::string& key, std::chrono::milliseconds patience);
 
@@ -81,6 +85,7 @@ class StoreChannel final : public FailureChannel {
   const int world_size_;
   const std::chrono::milliseconds timeout_;
   std::vector<int> members_;
+  bool serves_store_ = false;
   std::uint64_t next_id_ = 0;
   mutable std::mutex mutex_;
   bool failed_ = false;
