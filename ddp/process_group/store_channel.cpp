@@ -138,7 +138,9 @@ std::string StoreChannel::decide(
   try {
     if (rank_ != leader) {
       set(key(rank_), contribution, left_until(deadline) + kSlack);
-      return await(verdict_key, left_until(deadline));
+      const auto verdict = await(verdict_key, left_until(deadline));
+      set(key(rank_) + "/read", "1", kSlack);
+      return verdict;
     }
     std::vector<std::string> contributions;
     for (const int rank : members_) {
@@ -148,6 +150,15 @@ std::string StoreChannel::decide(
     }
     const auto verdict = judge(contributions);
     set(verdict_key, verdict, left_until(deadline) + kSlack);
+    // The verdict may end this process, and the store with it: the others read it first.
+    const auto read_by = Clock::now() + milliseconds(5000);
+    for (const int other : others()) {
+      try {
+        await(key(other) + "/read", left_until(read_by));
+      } catch (const StoreFailure&) {
+        break;
+      }
+    }
     return verdict;
   } catch (const StoreFailure& failure) {
     fail(waited_for, failure);

@@ -17,9 +17,12 @@
 // else still refers to it, the bucket takes a new one. In the usual loop nobody does, and nothing
 // is allocated from step to step.
 //
-// The averaging factor is applied once, while copying in (or in place), when the bucket is launched
-// and not in the hook: a parameter's hook may fire several times in a pass (a checkpoint runs parts
-// of it again), and the last firing must find the plain sum.
+// A gradient goes into its slot in the hook, while it is still in the cache, and its own memory is
+// free at once for the next layer's. It is multiplied by the averaging factor on the way. A
+// parameter's hook may fire several times in a pass (a checkpoint runs parts of it again), and what
+// comes then must not be added to values that are scaled already: so the parameter has no gradient
+// between its hook and its bucket's launch, autograd makes a new one, and the slot adds that one
+// up.
 
 namespace ddp {
 namespace {
@@ -84,54 +87,73 @@ bool Bucket::is_kept_elsewhere(const std::vector<NamedParameter>& parameters) co
   return false;
 }
 
-void Bucket::fill(const std::vector<NamedParameter>& parameters, double factor, bool keep_gradients,
-                  const std::vector<std::int32_t>& used) {
-  const at::NoGradGuard no_grad;
+void Bucket::begin(const std::vector<NamedParameter>& parameters, bool keep_gradients) {
   if (keep_gradients && is_kept_elsewhere(parameters)) {
     allocate();
   }
-  const auto scale = at::scalar_tensor(factor, at::TensorOptions().dtype(at::kDouble));
-  std::size_t in_place = 0;
+  for (auto& slot : slots_) {
+    slot.state = State::kWaiting;
+  }
+}
+
+void Bucket::take(Slot& slot, at::Tensor& gradient, double factor) const {
+  const bool is_in_place = is_alias(gradient, slot.alias);
+  if (slot.state == State::kCollected) {
+    slot.alias.add_(gradient, factor);
+  } else if (factor == 1.0) {
+    if (!is_in_place) {
+      slot.alias.copy_(gradient);
+    }
+  } else {
+    at::mul_out(slot.alias, gradient,
+                at::scalar_tensor(factor, at::TensorOptions().dtype(at::kDouble)));
+  }
+}
+
+void Bucket::collect(const std::vector<NamedParameter>& parameters, std::size_t position,
+                     double factor) {
+  const at::NoGradGuard no_grad;
+  auto& slot = slots_[position];
+  auto& gradient = parameters[indices_[position]].tensor.mutable_grad();
+  if (gradient.requires_grad()) {
+    slot.state = State::kWaiting;  // autograd added up in the gradient itself
+    take(slot, gradient, factor);
+    slot.state = State::kCopyBack;
+    return;
+  }
+  take(slot, gradient, factor);
+  slot.state = State::kCollected;
+  gradient.reset();
+}
+
+void Bucket::complete(const std::vector<NamedParameter>& parameters, double factor,
+                      const std::vector<std::int32_t>& used) {
+  const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     auto& slot = slots_[i];
-    const bool is_used = used[indices_[i]] != 0;
     auto& gradient = parameters[indices_[i]].tensor.mutable_grad();
-    if (!gradient.defined()) {
-      slot.alias.zero_();
-      slot.state = is_used ? State::kInstalled : State::kUnused;
-    } else if (is_used && is_alias(gradient, slot.alias)) {
-      slot.state = State::kInPlace;
-      ++in_place;
-      continue;
-    } else {
-      if (!is_used && gradient.is_alias_of(flat_)) {
-        // An older gradient, which stays as it is unless another rank has used the parameter.
-        gradient = gradient.clone();
-      }
-      slot.state = !is_used                   ? State::kUnused
-                   : gradient.requires_grad() ? State::kCopyBack
-                                              : State::kInstalled;
-      if (factor == 1.0) {
-        slot.alias.copy_(gradient);
+    if (slot.state == State::kWaiting) {
+      const bool is_used = used[indices_[i]] != 0;
+      if (!gradient.defined()) {
+        slot.alias.zero_();
       } else {
-        at::mul_out(slot.alias, gradient, scale);
+        if (!is_used && gradient.is_alias_of(flat_)) {
+          // An older gradient, which stays as it is unless another rank has used the parameter.
+          gradient = gradient.clone();
+        }
+        take(slot, gradient, factor);
       }
+      slot.state = is_used ? State::kCollected : State::kUnused;
     }
-    if (slot.state == State::kInstalled) {
+    if (slot.state == State::kCollected) {
       gradient = slot.alias;
     }
   }
-  if (factor == 1.0 || in_place == 0) {
-    return;
-  }
-  if (in_place == slots_.size()) {
-    flat_.mul_(scale);
-    return;
-  }
-  for (auto& slot : slots_) {
-    if (slot.state == State::kInPlace) {
-      slot.alias.mul_(scale);
-    }
+}
+
+void Bucket::drop_gradients(const std::vector<NamedParameter>& parameters) {
+  for (const auto index : indices_) {
+    parameters[index].tensor.mutable_grad().reset();
   }
 }
 

@@ -29,19 +29,29 @@ class Bucket {
   const at::Tensor& flat() const { return flat_; }
   std::int64_t bytes() const { return flat_.numel() * flat_.element_size(); }
 
-  /// Collects this pass's gradients, multiplied by `factor`, and makes them the parameters'
-  /// gradients. A parameter without a gradient contributes zeros. `used[i] == 0`: this pass gave
-  /// parameter i no gradient, so that an older one only contributes and is left as it is.
-  /// `keep_gradients`: what the program still holds of earlier gradients is not overwritten.
-  void fill(const std::vector<NamedParameter>& parameters, double factor, bool keep_gradients,
-            const std::vector<std::int32_t>& used);
+  /// Begins a pass. `keep_gradients`: what the program still holds of earlier gradients is not
+  /// overwritten.
+  void begin(const std::vector<NamedParameter>& parameters, bool keep_gradients);
+
+  /// Takes the gradient of the bucket's parameter number `position`, multiplied by `factor`, into
+  /// the bucket; several in one pass add up. The parameter has no gradient then until the launch.
+  void collect(const std::vector<NamedParameter>& parameters, std::size_t position, double factor);
+
+  /// Before the launch: collects what is missing and makes the slots the parameters' gradients. A
+  /// parameter without a gradient contributes zeros. `used[i] == 0`: this pass gave parameter i no
+  /// gradient, so that an older one only contributes and is left as it is.
+  void complete(const std::vector<NamedParameter>& parameters, double factor,
+                const std::vector<std::int32_t>& used);
+
+  /// After a failed pass: nobody takes its gradients for averages, since there are none.
+  void drop_gradients(const std::vector<NamedParameter>& parameters);
 
   /// Takes `result` (of the bucket's size) for the reduced values, where a hook made another
   /// tensor.
   void take_result(const at::Tensor& result);
 
-  /// After the reduction: completes those gradients that `fill` could not. `used_anywhere` empty:
-  /// every parameter counts as used on some rank.
+  /// After the reduction: completes those gradients that `complete` could not. `used_anywhere`
+  /// empty: every parameter counts as used on some rank.
   void finish(const std::vector<NamedParameter>& parameters,
               const std::vector<std::int32_t>& used_anywhere);
 
@@ -55,10 +65,11 @@ class Bucket {
 
  private:
   enum class State : std::uint8_t {
-    kInstalled,  // copied in; the alias is the parameter's gradient now
-    kInPlace,    // the gradient was the alias already
-    kCopyBack,   // the gradient has a graph of its own (create_graph): values are copied into it
-    kUnused,     // no gradient in this pass on this rank
+    kWaiting,    // nothing came in this pass yet
+    kCollected,  // the slot has this pass's gradient
+    kCopyBack,   // the same, but the gradient has a graph of its own (create_graph): it stays, and
+                // the averaged values are copied into it
+    kUnused,  // no gradient in this pass on this rank
   };
 
   struct Slot {
@@ -68,10 +79,11 @@ class Bucket {
     std::int64_t offset = 0;  // in elements of the parameter's dtype
     std::int64_t numel = 0;
     at::Tensor alias;
-    State state = State::kInstalled;
+    State state = State::kWaiting;
   };
 
   void allocate();
+  void take(Slot& slot, at::Tensor& gradient, double factor) const;
   bool is_kept_elsewhere(const std::vector<NamedParameter>& parameters) const;
 
   std::vector<std::size_t> indices_;

@@ -138,9 +138,11 @@ void Reducer::install_hooks() {
 void Reducer::set_buckets(BucketAssignment assignment) {
   buckets_.clear();
   bucket_of_.assign(parameters_.size(), 0);
+  position_of_.assign(parameters_.size(), 0);
   for (auto& indices : assignment) {
-    for (const auto index : indices) {
-      bucket_of_[index] = buckets_.size();
+    for (std::size_t position = 0; position < indices.size(); ++position) {
+      bucket_of_[indices[position]] = buckets_.size();
+      position_of_[indices[position]] = position;
     }
     buckets_.emplace_back(parameters_, std::move(indices));
   }
@@ -250,6 +252,9 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
         who(), parameters_[index].name);
     throw UsageError(pending_report_);
   }
+  if (defined) {
+    buckets_[bucket].collect(parameters_, position_of_[index], hook_ ? 1.0 : factor_);
+  }
   if (ready_[index] == 0) {
     ready_[index] = 1;
     if (!rebuilt_) {
@@ -270,6 +275,7 @@ void Reducer::begin_pass() {
   queued_tasks_.clear();
   pending_report_.clear();
   for (auto& bucket : buckets_) {
+    bucket.begin(parameters_, !options_.gradient_as_bucket_view);
     bucket.pending = bucket.indices().size();
   }
 }
@@ -301,7 +307,7 @@ void Reducer::launch_full_buckets() {
 
 void Reducer::launch(std::size_t index) {
   auto& bucket = buckets_[index];
-  bucket.fill(parameters_, hook_ ? 1.0 : factor_, !options_.gradient_as_bucket_view, used_);
+  bucket.complete(parameters_, hook_ ? 1.0 : factor_, used_);
   auto& in_flight = in_flight_[index];
   if (hook_) {
     std::vector<at::Tensor> parameters;
@@ -335,7 +341,7 @@ void Reducer::end_of_backward(std::uint64_t pass, int task) {
     if (!options_.find_unused_parameters) {
       const auto report = fmt::format(
           "{}this backward pass gave no gradient to:{}\n"
-          "Its gradients are therefore not averaged and must not be used. Every parameter that "
+          "It could not be averaged, and its gradients are dropped. Every parameter that "
           "requires a gradient "
           "must take part in the loss, in each pass and on every rank. If some layers are skipped "
           "on purpose, wrap "
@@ -427,6 +433,7 @@ void Reducer::close_pass() {
 // ---- Failure ----
 
 void Reducer::communication_failed(const std::string& what, const std::string& why) {
+  drop_gradients();
   close_pass();
   const auto report = fmt::format("{} failed: {}", what, why);
   failure_ = fmt::format(
@@ -440,6 +447,12 @@ void Reducer::communication_failed(const std::string& what, const std::string& w
     process_group_->abort();
   }
   throw CommunicationError(who() + report + others);
+}
+
+void Reducer::drop_gradients() {
+  for (auto& bucket : buckets_) {
+    bucket.drop_gradients(parameters_);
+  }
 }
 
 bool Reducer::fail_pass(const std::string& report) noexcept {
@@ -469,6 +482,7 @@ bool Reducer::fail_pass(const std::string& report) noexcept {
       }
     }
   }
+  drop_gradients();
   close_pass();
   return is_clean;
 }

@@ -104,6 +104,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish_pass();
   void wait_for(std::size_t bucket);
   void close_pass();
+  void drop_gradients();
   bool fail_pass(const std::string& report) noexcept;
   void complete_on_the_wire();
   [[noreturn]] void communication_failed(const std::string& what, const std::string& why);
@@ -129,7 +130,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   CommHook hook_;
 
   std::vector<Bucket> buckets_;
-  std::vector<std::size_t> bucket_of_;  // by parameter
+  std::vector<std::size_t> bucket_of_;    // by parameter
+  std::vector<std::size_t> position_of_;  // in its bucket, by parameter
   bool rebuilt_ = false;
   std::vector<std::size_t> arrival_;  // parameters in the order of readiness of the first pass
 

@@ -2,6 +2,7 @@
 
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>
+#include <torch/data/datasets/map.h>
 #include <torch/data/transforms/stack.h>
 
 #include <ddp/ddp.h>
