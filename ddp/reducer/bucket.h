@@ -68,8 +68,8 @@ class Bucket {
     kWaiting,    // nothing came in this pass yet
     kCollected,  // the slot has this pass's gradient
     kCopyBack,   // the same, but the gradient has a graph of its own (create_graph): it stays, and
-                // the averaged values are copied into it
-    kUnused,  // no gradient in this pass on this rank
+                 // the averaged values are copied into it
+    kUnused,     // no gradient in this pass on this rank
   };
 
   struct Slot {

@@ -1,4 +1,6 @@
 #include <set>
+#include <test/support/catch2.h>
+#include <test/support/ranks.h>
 
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>
@@ -6,8 +8,6 @@
 #include <torch/data/transforms/stack.h>
 
 #include <ddp/ddp.h>
-#include <test/support/catch2.h>
-#include <test/support/ranks.h>
 
 using ddp::test::Rank;
 using ddp::test::run_ranks;
@@ -48,7 +48,8 @@ TEST_CASE("DistributedSampler takes its rank from the default group") {
   }
 }
 
-TEST_CASE("C17: through the loader, ranks share each epoch's items, and every epoch has another order") {
+TEST_CASE(
+    "C17: through the loader, ranks share each epoch's items, and every epoch has another order") {
   std::vector<std::string> runs;
   for (int run = 0; run < 2; ++run) {
     const auto results = run_ranks(2, [](const Rank& rank) {
