@@ -22,6 +22,10 @@ std::string concise(const std::exception& error) {
       text.erase(0, end + 2);
     }
   }
+  if (text.find("Application timeout caused pair closure") != std::string::npos) {
+    // Gloo's words for every operation that ends because another one did.
+    text = "the group's connections were closed after another operation had failed";
+  }
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ' || text.back() == '.')) {
     text.pop_back();
   }

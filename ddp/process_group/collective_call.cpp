@@ -53,10 +53,11 @@ at::Tensor flat(const at::Tensor& tensor) {
 
 CollectiveCall::CollectiveCall(const ProcessGroup& group_or_default, const char* name)
     : group_(resolve_group(group_or_default)), channel_(channel_of(group_)), name_(name) {
-  if (channel_->failed()) {
-    throw CommunicationError(fmt::format(
-        "rank {}: {}: the group failed earlier; destroy it with ddp::destroy_process_group()",
-        group_->getRank(), name));
+  if (const auto failure = channel_->failure(); !failure.empty()) {
+    throw CommunicationError(
+        fmt::format("rank {}: {}: the process group failed earlier; destroy it with "
+                    "ddp::destroy_process_group(). It failed with: {}",
+                    group_->getRank(), name, failure));
   }
 }
 

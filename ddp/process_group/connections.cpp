@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <optional>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <ddp/process_group/connections.h>
@@ -68,6 +69,16 @@ Connections opened_since(const Connections& earlier, const Connections& now) {
   std::set_difference(now.begin(), now.end(), earlier.begin(), earlier.end(),
                       std::inserter(opened, opened.end()));
   return opened;
+}
+
+int count_closed(const Connections& connections) {
+  int closed = 0;
+  for (const auto& one : connections) {
+    pollfd polled{one.fd, POLLRDHUP, 0};
+    const bool is_open = connection(one.fd) == one && poll(&polled, 1, 0) == 0;
+    closed += is_open ? 0 : 1;
+  }
+  return closed;
 }
 
 void shut_down(const Connections& connections) {

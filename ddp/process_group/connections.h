@@ -26,6 +26,9 @@ Connections open_connections();
 /// Those of `now` that are not in `earlier`.
 Connections opened_since(const Connections& earlier, const Connections& now);
 
+/// How many of them are closed, by either end.
+int count_closed(const Connections& connections);
+
 /// Shuts those down that are open still: whoever waits for data on them, here or at the other end,
 /// gets the end of the stream. The descriptors stay their owners'.
 void shut_down(const Connections& connections);

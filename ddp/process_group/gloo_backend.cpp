@@ -1,5 +1,9 @@
+#include <algorithm>
+#include <atomic>
 #include <sstream>
+#include <thread>
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -16,31 +20,81 @@
 namespace ddp::detail {
 namespace {
 
+/// What a ProcessGroup does not tell of its backend.
+class Connected {
+ public:
+  virtual ~Connected() = default;
+  virtual int peers_gone() const = 0;
+};
+
 /// Gloo's own way to close connections (Context::closeConnections) tells the peers, but not this
 /// process's threads: an operation in flight goes on waiting for Gloo's timeout, and destroying the
-/// group waits for it. Shut down from outside, the sockets end both.
-class GlooBackend final : public c10d::ProcessGroupGloo {
+/// group waits for it. Shut down from outside, the sockets end most of them. One that waits behind
+/// a message that nobody wants any more (see Note [Watched waits]) never sees the end of its
+/// socket; it ends, with all others of the group, when a receive times out. What even this does not
+/// end is left behind, and with it the backend, whose destruction would wait for it.
+class GlooBackend final : public c10d::ProcessGroupGloo, public Connected {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
   void set_connections(Connections connections) { connections_ = std::move(connections); }
 
   void abort() override {
-    shut_down(connections_);
     if (connections_.empty()) {
-      // Connected lazily (TORCH_GLOO_LAZY_INIT).
+      // Connected lazily (TORCH_GLOO_LAZY_INIT), or alone.
       for (const auto& context : contexts_) {
         context->closeConnections();
       }
+      return;
+    }
+    shut_down(connections_);
+    for (std::size_t index = 0; index < contexts_.size(); ++index) {
+      time_out(index);
+    }
+    constexpr std::chrono::milliseconds kPatience(500);
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (!is_idle()) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        if (!left_behind_.exchange(true)) {
+          c10::raw::intrusive_ptr::incref(this);
+        }
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
 
+  int peers_gone() const override {
+    // One connection to each peer on each device.
+    const auto devices = static_cast<int>(std::max<std::size_t>(1, contexts_.size()));
+    return (count_closed(connections_) + devices - 1) / devices;
+  }
+
  private:
+  void time_out(std::size_t context) {
+    // c10d takes the context by the tag. The tag is none of a program's, and nothing comes.
+    constexpr std::size_t kTag = std::size_t{1} << 30;
+    const auto tag = kTag - kTag % contexts_.size() + context;
+    std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+    try {
+      recvAnysource(nothing, static_cast<int>(tag))->wait(std::chrono::milliseconds(1));
+    } catch (const std::exception&) {
+      // Its timeout, which is what it is for.
+    }
+  }
+
+  bool is_idle() {
+    const std::lock_guard lock(workMutex_);
+    return workQueue_.empty() && std::all_of(workInProgress_.begin(), workInProgress_.end(),
+                                             [](const auto& work) { return !work; });
+  }
+
   Connections connections_;
+  std::atomic<bool> left_behind_{false};
 };
 
 /// c10d's wrapper forwards neither `abort` nor `setTimeout`.
-class CheckedBackend final : public c10d::ProcessGroupWrapper {
+class CheckedBackend final : public c10d::ProcessGroupWrapper, public Connected {
  public:
   CheckedBackend(const c10::intrusive_ptr<c10d::Backend>& backend,
                  const c10::intrusive_ptr<c10d::Backend>& helper)
@@ -53,6 +107,10 @@ class CheckedBackend final : public c10d::ProcessGroupWrapper {
 
   void setTimeout(std::chrono::milliseconds timeout) override {
     getWrappedPg()->setTimeout(timeout);
+  }
+
+  int peers_gone() const override {
+    return dynamic_cast<const Connected&>(*getWrappedPg()).peers_gone();
   }
 
  private:
@@ -80,6 +138,16 @@ c10::intrusive_ptr<c10d::Backend> connect(const c10::intrusive_ptr<c10d::Store>&
 }
 
 }  // namespace
+
+int peers_gone(c10d::ProcessGroup& group) {
+  try {
+    const auto backend = group.getBackend(c10::DeviceType::CPU);
+    const auto* connected = dynamic_cast<const Connected*>(backend.get());
+    return connected != nullptr ? connected->peers_gone() : 0;
+  } catch (const std::exception&) {
+    return 0;  // no backend for the CPU
+  }
+}
 
 GlooDevices make_gloo_devices(int rank, const std::string& address) {
   GlooDevices devices;

@@ -7,6 +7,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 namespace gloo::transport {
@@ -32,9 +33,13 @@ struct GlooSettings {
   std::string name;
 };
 
-/// A real c10d ProcessGroupGloo whose `abort()` closes the connections, so that peers see at once
-/// that this rank left. With TORCH_DISTRIBUTED_DEBUG=DETAIL it is wrapped, as in Python, in a
-/// backend that compares every collective on all ranks before it begins.
+/// Of how many other ranks the connections are closed; 0 for a group whose backend is not ours.
+int peers_gone(c10d::ProcessGroup& group);
+
+/// A real c10d ProcessGroupGloo whose `abort()` closes the connections and ends the operations in
+/// flight: peers see at once that this rank left. With TORCH_DISTRIBUTED_DEBUG=DETAIL it is
+/// wrapped, as in Python, in a backend that compares every collective on all ranks before it
+/// begins.
 ///
 /// Connects to every other rank: blocks until all have come. Throws what c10d throws where they do
 /// not within the timeout.

@@ -40,7 +40,7 @@ void ignore_broken_pipes() {
 
 /// How long the rank that serves the store waits for the good-byes of the others.
 milliseconds goodbye_patience(const detail::Group& group) {
-  if (group.channel->failed()) {
+  if (!group.channel->failure().empty()) {
     return milliseconds(3000);
   }
   return std::min<milliseconds>(group.channel->timeout(), std::chrono::minutes(5));
@@ -48,7 +48,7 @@ milliseconds goodbye_patience(const detail::Group& group) {
 
 void close(detail::Group& group) {
   const auto missing = group.channel->say_goodbye(group.leaves_last, goodbye_patience(group));
-  if (!missing.empty() && !group.channel->failed()) {
+  if (!missing.empty() && group.channel->failure().empty()) {
     std::fputs(
         fmt::format(
             "ddp: rank {}: destroy_process_group(): no good-bye from rank {}; closing the store\n",
@@ -73,7 +73,7 @@ void close_at_exit() {
     groups.swap(all.groups);
   }
   for (auto& [key, group] : groups) {
-    group.channel->close_connections();
+    group.channel->end_operations();
   }
 }
 

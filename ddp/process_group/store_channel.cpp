@@ -6,6 +6,7 @@
 
 #include <ddp/error.h>
 #include <ddp/error_text.h>
+#include <ddp/process_group/gloo_backend.h>
 #include <ddp/process_group/store_channel.h>
 
 namespace ddp::detail {
@@ -16,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 using Kind = StoreFailure::Kind;
 
 /// How much longer than a store's own timeout its answer may take.
-constexpr milliseconds kSlack(1000);
+constexpr milliseconds kSlack(2000);
 
 std::vector<std::uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -121,6 +122,8 @@ std::string StoreChannel::decide(
   if (members_.size() < 2) {
     return judge({contribution});
   }
+  // The verdict's first letter says whether the leader has heard of all: "v", or "m" and the rank
+  // that it has not heard of.
   const auto key = [&](int rank) { return fmt::format("ddp/decide/{}/{}", name, rank); };
   const auto verdict_key = fmt::format("ddp/decide/{}/verdict", name);
   const auto deadline = Clock::now() + timeout_;
@@ -134,13 +137,29 @@ std::string StoreChannel::decide(
     throw CommunicationError(fmt::format("rank {}: cannot learn whether rank {} has {}: {}", rank_,
                                          rank, what, failure.what()));
   };
+  const auto publish = [&](const std::string& verdict, milliseconds patience) {
+    set(verdict_key, verdict, left_until(deadline) + kSlack);
+    // The verdict may end this process, and the store with it: the others read it first.
+    const auto read_by = Clock::now() + patience;
+    for (const int other : others()) {
+      try {
+        await(key(other) + "/read", left_until(read_by));
+      } catch (const StoreFailure&) {
+        break;
+      }
+    }
+  };
   int waited_for = leader;
   try {
     if (rank_ != leader) {
       set(key(rank_), contribution, left_until(deadline) + kSlack);
-      const auto verdict = await(verdict_key, left_until(deadline));
+      // The leader may have come later than this rank, and waits as long.
+      const auto verdict = await(verdict_key, left_until(deadline) + kSlack);
       set(key(rank_) + "/read", "1", kSlack);
-      return verdict;
+      if (verdict.front() == 'm') {
+        fail(std::stoi(verdict.substr(1)), StoreFailure(Kind::kTimeout, ""));
+      }
+      return verdict.substr(1);
     }
     std::vector<std::string> contributions;
     for (const int rank : members_) {
@@ -149,18 +168,16 @@ std::string StoreChannel::decide(
                                             : await(key(rank), left_until(deadline)));
     }
     const auto verdict = judge(contributions);
-    set(verdict_key, verdict, left_until(deadline) + kSlack);
-    // The verdict may end this process, and the store with it: the others read it first.
-    const auto read_by = Clock::now() + milliseconds(5000);
-    for (const int other : others()) {
-      try {
-        await(key(other) + "/read", left_until(read_by));
-      } catch (const StoreFailure&) {
-        break;
-      }
-    }
+    publish("v" + verdict, milliseconds(5000));
     return verdict;
   } catch (const StoreFailure& failure) {
+    if (rank_ == leader && failure.kind() == Kind::kTimeout) {
+      try {
+        publish(fmt::format("m{}", waited_for), 2 * kSlack);
+      } catch (const StoreFailure&) {
+        // The others then say that this rank has not come.
+      }
+    }
     fail(waited_for, failure);
   }
   return {};
@@ -190,9 +207,9 @@ std::vector<int> StoreChannel::say_goodbye(bool wait_for_others, milliseconds pa
   return wait_for_others ? missing : std::vector<int>{};
 }
 
-bool StoreChannel::failed() const {
+std::string StoreChannel::failure() const {
   const std::lock_guard lock(mutex_);
-  return failed_;
+  return failure_;
 }
 
 bool StoreChannel::all_failed(const std::string& scope, std::uint64_t pass,
@@ -224,26 +241,43 @@ bool StoreChannel::all_failed(const std::string& scope, std::uint64_t pass,
 void StoreChannel::abort(const std::string& report) {
   {
     const std::lock_guard lock(mutex_);
-    if (failed_) {
+    if (!failure_.empty()) {
       return;
     }
-    failed_ = true;
+    failure_ = report;
   }
   try {
     set(failure_key(rank_), report, kSlack);
   } catch (const StoreFailure&) {
     // The others then only know that this rank left.
   }
-  close_connections();
+  end_operations();
 }
 
-void StoreChannel::close_connections() {
+void StoreChannel::end_operations() {
   if (const auto group = group_.lock()) {
     try {
       group->abort();
     } catch (const std::exception&) {
       // A backend that cannot be aborted ends with the process.
     }
+  }
+}
+
+bool StoreChannel::peer_lost() {
+  const auto group = group_.lock();
+  const int closed = group ? peers_gone(*group) : 0;
+  if (closed == 0) {
+    return false;
+  }
+  try {
+    const auto goodbyes = connection_.call(kSlack, [ranks = others()](c10d::Store& store) {
+      return std::to_string(std::count_if(
+          ranks.begin(), ranks.end(), [&](int rank) { return store.check({goodbye_key(rank)}); }));
+    });
+    return closed > std::stoi(goodbyes);
+  } catch (const StoreFailure&) {
+    return true;
   }
 }
 

@@ -50,7 +50,8 @@ class StoreChannel final : public FailureChannel {
 
   /// Decides something on all C++ ranks alike: the lowest of them gets what each contributed (in
   /// the order of `members()`) and its `judge` returns the verdict that every rank then gets.
-  /// `what` ends the sentence "rank 1 has not ..." of the CommunicationError after the timeout.
+  /// `what` ends the sentence "rank 1 has not ..." of the CommunicationError that all ranks throw
+  /// after the timeout.
   std::string decide(const std::string& name, const std::string& contribution,
                      const std::function<std::string(const std::vector<std::string>&)>& judge,
                      const std::string& what);
@@ -62,16 +63,17 @@ class StoreChannel final : public FailureChannel {
   /// Returns the ranks that have not. Never throws.
   std::vector<int> say_goodbye(bool wait_for_others, std::chrono::milliseconds patience);
 
-  /// Whether this rank aborted the group or saw a collective fail.
-  bool failed() const;
-
-  /// Closes the group's connections without a word to the others. Never throws.
-  void close_connections();
+  /// Ends the operations in flight and closes the group's connections, without a word to the
+  /// others. Never throws.
+  void end_operations() override;
 
   bool all_failed(const std::string& scope, std::uint64_t pass, const std::string& report,
                   std::chrono::milliseconds patience) override;
   void abort(const std::string& report) override;
   std::string reports_of_others(std::chrono::milliseconds patience) override;
+  /// What this rank aborted the group with: its own failure, or a failed collective.
+  std::string failure() const override;
+  bool peer_lost() override;
 
  private:
   std::vector<int> others() const;
@@ -88,7 +90,7 @@ class StoreChannel final : public FailureChannel {
   bool serves_store_ = false;
   std::uint64_t next_id_ = 0;
   mutable std::mutex mutex_;
-  bool failed_ = false;
+  std::string failure_;
 };
 
 }  // namespace ddp::detail

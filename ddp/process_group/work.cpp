@@ -4,8 +4,18 @@
 #include <ddp/error_text.h>
 #include <ddp/process_group/collective_failure.h>
 #include <ddp/process_group/work.h>
+#include <ddp/reducer/watched_wait.h>
 
 namespace ddp {
+namespace {
+
+bool is_point_to_point(const c10d::Work& work) {
+  const auto type = work.retrieveOpType();
+  return type == c10d::OpType::SEND || type == c10d::OpType::RECV ||
+         type == c10d::OpType::RECVANYSOURCE;
+}
+
+}  // namespace
 
 Work::Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<detail::StoreChannel> channel,
            std::string name, std::function<void()> finish)
@@ -18,7 +28,8 @@ void Work::wait() {
   if (work_) {
     bool done = false;
     try {
-      done = work_->wait();
+      done = is_point_to_point(*work_) ? detail::watched_wait_apart(work_, channel_)
+                                       : detail::watched_wait(*work_, channel_.get());
     } catch (const std::exception& error) {
       detail::fail_collective(*channel_, name_, detail::concise(error));
     }

@@ -9,7 +9,7 @@ namespace ddp {
 /// How the reducer tells the other ranks that a backward pass failed, and hears whether theirs
 /// did: beside the collectives, never on a path that succeeds. See Note [A failed pass].
 ///
-/// Thread safety: calls are serialised by the reducer.
+/// Thread-safe.
 class FailureChannel {
  public:
   virtual ~FailureChannel() = default;
@@ -28,6 +28,16 @@ class FailureChannel {
   /// published why it left, and one that lists those that have not been heard of within `patience`.
   /// Empty where nothing is known. Never throws.
   virtual std::string reports_of_others(std::chrono::milliseconds patience) = 0;
+
+  /// Why this rank's group is not usable any more; empty while it is. Never throws.
+  virtual std::string failure() const = 0;
+
+  /// Whether a rank has left without a good-bye: its connection is closed. Costs a few system calls
+  /// while none is, and asks the store otherwise. Never throws.
+  virtual bool peer_lost() = 0;
+
+  /// Ends this rank's operations in flight and closes its connections. Never throws.
+  virtual void end_operations() = 0;
 };
 
 }  // namespace ddp

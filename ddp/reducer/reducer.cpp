@@ -10,6 +10,7 @@
 #include <ddp/error.h>
 #include <ddp/error_text.h>
 #include <ddp/reducer/reducer.h>
+#include <ddp/reducer/watched_wait.h>
 
 // Note [Reducer state machine]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -29,38 +30,9 @@
 //   is not null. The pass stays open, and the next hook of another graph task queues a callback
 //   there.
 // - An exception in any node or hook drops the queued callbacks without calling them. The
-// callback's
-//   state then dies uncalled, which is how the reducer hears of it (EndOfBackward).
-//
-// Note [A failed pass]
-// ~~~~~~~~~~~~~~~~~~~~
-// What is begun on the wire is ended on the wire. A pass may die on every rank alike (a layer that
-// no rank used) or on one of them (an exception there). The dying rank says so over the failure
-// channel and waits shortly for the same word from the others. If all of them failed this pass,
-// each completes the buckets that are not launched yet, throws the values away, and the next pass
-// is clean. Otherwise the rank leaves the group: it publishes why and closes its connections, so
-// that its peers, which wait for its part of a bucket, end with an error that carries its words
-// instead of waiting for a timeout or averaging with something else.
+//   callback's state then dies uncalled, which is how the reducer hears of it (EndOfBackward).
 
 namespace ddp {
-namespace {
-
-// How long a rank whose pass died waits to hear that it died everywhere. Peers of a single dying
-// rank hang for as long as this.
-constexpr std::chrono::milliseconds kFailurePatience(2000);
-// How long a rank whose collective failed waits for the others' reports.
-constexpr std::chrono::milliseconds kReportPatience(1500);
-
-std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& parameters) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& parameter : parameters) {
-    tensors.push_back(parameter.tensor);
-  }
-  return tensors;
-}
-
-}  // namespace
-
 /// What the engine holds until the end of backward: called, or destroyed uncalled after an
 /// exception.
 struct Reducer::EndOfBackward {
@@ -104,14 +76,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters,
       factor_(1.0 / process_group_->getSize()),
       ready_(parameters_.size(), 0),
       used_(parameters_.size(), 0) {
-  // As c10d: one bucket a dtype and device until the order of readiness is known; with unused
-  // parameters it is never known for sure, and the size limits hold from the start.
-  constexpr auto kNoLimit = std::numeric_limits<std::size_t>::max();
-  set_buckets(
-      assign_buckets(tensors_of(parameters_),
-                     options_.find_unused_parameters
-                         ? std::vector<std::size_t>{options_.first_bucket_cap, options_.bucket_cap}
-                         : std::vector<std::size_t>{kNoLimit}));
+  set_buckets(first_assignment());
 }
 
 Reducer::~Reducer() {
@@ -135,20 +100,6 @@ void Reducer::install_hooks() {
   }
 }
 
-void Reducer::set_buckets(BucketAssignment assignment) {
-  buckets_.clear();
-  bucket_of_.assign(parameters_.size(), 0);
-  position_of_.assign(parameters_.size(), 0);
-  for (auto& indices : assignment) {
-    for (std::size_t position = 0; position < indices.size(); ++position) {
-      bucket_of_[indices[position]] = buckets_.size();
-      position_of_[indices[position]] = position;
-    }
-    buckets_.emplace_back(parameters_, std::move(indices));
-  }
-  in_flight_.assign(buckets_.size(), {});
-}
-
 void Reducer::set_synchronize(bool synchronize) {
   const std::lock_guard lock(mutex_);
   synchronize_ = synchronize;
@@ -167,57 +118,39 @@ void Reducer::register_comm_hook(CommHook hook) {
   hook_ = std::move(hook);
 }
 
-BucketAssignment Reducer::bucket_assignment() const {
-  const std::lock_guard lock(mutex_);
-  BucketAssignment assignment;
-  for (const auto& bucket : buckets_) {
-    assignment.push_back(bucket.indices());
-  }
-  return assignment;
-}
-
-bool Reducer::has_rebuilt_buckets() const {
-  const std::lock_guard lock(mutex_);
-  return rebuilt_;
-}
-
 std::string Reducer::who() const {
   return fmt::format("rank {} of {}: ", process_group_->getRank(), process_group_->getSize());
 }
 
-std::string Reducer::describe(std::size_t bucket) const {
-  const auto& indices = buckets_[bucket].indices();
-  if (indices.size() == 1) {
-    return fmt::format("bucket {} of {} ({})", bucket, buckets_.size(),
-                       parameters_[indices.front()].name);
-  }
-  return fmt::format("bucket {} of {} ({} ... {}, {} parameters)", bucket, buckets_.size(),
-                     parameters_[indices.front()].name, parameters_[indices.back()].name,
-                     indices.size());
-}
-
-std::string Reducer::describe_missing() const {
-  constexpr std::size_t kShown = 20;
-  std::string text;
-  std::size_t count = 0;
-  for (std::size_t index = 0; index < parameters_.size(); ++index) {
-    if (ready_[index] != 0) {
-      continue;
-    }
-    if (++count <= kShown) {
-      const auto& parameter = parameters_[index];
-      text += fmt::format(
-          "\n  {}{}", parameter.name,
-          parameter.tensor.requires_grad() ? "" : " (it does not require a gradient any more)");
-    }
-  }
-  if (count > kShown) {
-    text += fmt::format("\n  and {} more", count - kShown);
-  }
-  return text;
-}
-
 // ---- A pass ----
+
+void Reducer::prepare_for_forward() {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty() && channel_ && !channel_->failure().empty()) {
+    failure_ =
+        "the process group failed earlier; destroy it with ddp::destroy_process_group(). It failed "
+        "with: " +
+        channel_->failure();
+  }
+  if (!failure_.empty()) {
+    throw CommunicationError(who() + failure_);
+  }
+  if (open_) {
+    const auto report = fmt::format(
+        "{}the backward pass before this forward did not end: its last gradients came from inside "
+        "a re-entrant "
+        "checkpoint, and none came to:{}\nEvery parameter must take part in the loss; with layers "
+        "that are skipped on "
+        "purpose, use DistributedDataParallelOptions().find_unused_parameters(true).",
+        who(), describe_missing());
+    fail_pass(report);
+    throw UsageError(report);
+  }
+  if (!rebuilt_ && !options_.find_unused_parameters && finished_passes_ > 0 &&
+      arrival_.size() == parameters_.size()) {
+    rebuild_buckets();
+  }
+}
 
 void Reducer::on_gradient(std::size_t index, bool defined) {
   const std::lock_guard lock(mutex_);
@@ -381,7 +314,7 @@ void Reducer::finish_pass() {
   }
   if (used_work) {
     try {
-      used_work->wait();
+      detail::watched_wait(*used_work, channel_.get());
     } catch (const std::exception& error) {
       communication_failed("the all-reduce of the used parameters", detail::concise(error));
     }
@@ -400,7 +333,11 @@ void Reducer::wait_for(std::size_t index) {
   auto& in_flight = in_flight_[index];
   const auto what = [&] { return "the all-reduce of " + describe(index); };
   if (in_flight.future) {
-    in_flight.future->wait();
+    try {
+      detail::watched_wait(*in_flight.future, channel_.get());
+    } catch (const std::exception& error) {
+      communication_failed("the communication hook for " + describe(index), detail::concise(error));
+    }
     if (in_flight.future->hasError()) {
       std::string why;
       try {
@@ -415,7 +352,7 @@ void Reducer::wait_for(std::size_t index) {
   }
   bool done = false;
   try {
-    done = in_flight.work->wait();
+    done = detail::watched_wait(*in_flight.work, channel_.get());
   } catch (const std::exception& error) {
     communication_failed(what(), detail::concise(error));
   }
@@ -428,154 +365,6 @@ void Reducer::close_pass() {
   open_ = false;
   std::fill(used_.begin(), used_.end(), 0);
   in_flight_.assign(buckets_.size(), {});
-}
-
-// ---- Failure ----
-
-void Reducer::communication_failed(const std::string& what, const std::string& why) {
-  drop_gradients();
-  close_pass();
-  const auto report = fmt::format("{} failed: {}", what, why);
-  failure_ = fmt::format(
-      "the process group failed earlier ({}); destroy it with ddp::destroy_process_group()",
-      report);
-  std::string others;
-  if (channel_) {
-    channel_->abort(who() + report);
-    others = channel_->reports_of_others(kReportPatience);
-  } else {
-    process_group_->abort();
-  }
-  throw CommunicationError(who() + report + others);
-}
-
-void Reducer::drop_gradients() {
-  for (auto& bucket : buckets_) {
-    bucket.drop_gradients(parameters_);
-  }
-}
-
-bool Reducer::fail_pass(const std::string& report) noexcept {
-  bool is_clean = failure_.empty();
-  try {
-    // A hook cannot be asked to communicate what it has just refused.
-    is_clean = is_clean && !(hook_ && next_bucket_ < buckets_.size()) && channel_ &&
-               channel_->all_failed(scope_, pass_, report, kFailurePatience);
-    if (is_clean) {
-      complete_on_the_wire();
-    }
-  } catch (const std::exception&) {
-    is_clean = false;
-  }
-  if (!is_clean && failure_.empty()) {
-    failure_ =
-        "this rank left the process group after a failed backward pass; destroy it with "
-        "ddp::destroy_process_group(). The pass failed with: " +
-        report;
-    if (channel_) {
-      channel_->abort(report);
-    } else {
-      try {
-        process_group_->abort();
-      } catch (const std::exception&) {
-        // A backend that cannot be aborted ends with the process.
-      }
-    }
-  }
-  drop_gradients();
-  close_pass();
-  return is_clean;
-}
-
-void Reducer::complete_on_the_wire() {
-  for (; next_bucket_ < buckets_.size(); ++next_bucket_) {
-    std::vector<at::Tensor> tensors{buckets_[next_bucket_].flat()};
-    in_flight_[next_bucket_].work = process_group_->allreduce(tensors);
-  }
-  for (auto& in_flight : in_flight_) {
-    if (in_flight.future) {
-      in_flight.future->wait();
-    } else if (in_flight.work) {
-      in_flight.work->wait();
-    }
-  }
-}
-
-void Reducer::backward_died(std::uint64_t pass) {
-  const std::lock_guard lock(mutex_);
-  if (!open_ || pass != pass_) {
-    return;
-  }
-  fail_pass(pending_report_.empty() ? who() + "an exception ended its backward pass"
-                                    : pending_report_);
-}
-
-// ---- Layout ----
-
-void Reducer::prepare_for_forward() {
-  const std::lock_guard lock(mutex_);
-  if (!failure_.empty()) {
-    throw CommunicationError(who() + failure_);
-  }
-  if (open_) {
-    const auto report = fmt::format(
-        "{}the backward pass before this forward did not end: its last gradients came from inside "
-        "a re-entrant "
-        "checkpoint, and none came to:{}\nEvery parameter must take part in the loss; with layers "
-        "that are skipped on "
-        "purpose, use DistributedDataParallelOptions().find_unused_parameters(true).",
-        who(), describe_missing());
-    fail_pass(report);
-    throw UsageError(report);
-  }
-  if (!rebuilt_ && !options_.find_unused_parameters && finished_passes_ > 0 &&
-      arrival_.size() == parameters_.size()) {
-    rebuild_buckets();
-  }
-}
-
-void Reducer::rebuild_buckets() {
-  const auto own = assign_buckets(tensors_of(parameters_),
-                                  {options_.first_bucket_cap, options_.bucket_cap}, {}, arrival_);
-  try {
-    set_buckets(agree_with_rank_0(own));
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    communication_failed("agreeing on the layout of the buckets", detail::concise(error));
-  }
-  rebuilt_ = true;
-  arrival_.clear();
-}
-
-BucketAssignment Reducer::agree_with_rank_0(const BucketAssignment& own) {
-  // c10d's protocol (reducer.cpp, sync_bucket_indices): all indices and the number of buckets in
-  // one int32 tensor, whose size is the same on all ranks; then the buckets' sizes.
-  const auto device = parameters_.front().tensor.device();
-  std::vector<std::int32_t> indices;
-  std::vector<std::int32_t> sizes;
-  for (const auto& bucket : own) {
-    indices.insert(indices.end(), bucket.begin(), bucket.end());
-    sizes.push_back(static_cast<std::int32_t>(bucket.size()));
-  }
-  indices.push_back(static_cast<std::int32_t>(own.size()));
-  const auto from_rank_0 = [&](const std::vector<std::int32_t>& values) {
-    std::vector<at::Tensor> tensors{at::tensor(values, at::kInt).to(device)};
-    process_group_->broadcast(tensors)->wait();
-    const auto host = tensors.front().cpu();
-    return std::vector<std::int32_t>(host.data_ptr<std::int32_t>(),
-                                     host.data_ptr<std::int32_t>() + host.numel());
-  };
-  indices = from_rank_0(indices);
-  sizes.resize(indices.back(), 0);
-  sizes = from_rank_0(sizes);
-  BucketAssignment agreed;
-  auto next = indices.begin();
-  for (const auto size : sizes) {
-    agreed.emplace_back(next, next + size);
-    next += size;
-  }
-  return agreed;
 }
 
 }  // namespace ddp

@@ -109,6 +109,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void complete_on_the_wire();
   [[noreturn]] void communication_failed(const std::string& what, const std::string& why);
 
+  BucketAssignment first_assignment() const;
   void set_buckets(BucketAssignment assignment);
   void rebuild_buckets();
   BucketAssignment agree_with_rank_0(const BucketAssignment& own);

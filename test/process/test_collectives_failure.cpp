@@ -1,4 +1,6 @@
 #include <csignal>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <test/support/catch2.h>
 #include <test/support/ranks.h>
 #include <thread>
@@ -12,22 +14,16 @@
 
 using ddp::ReduceOp;
 using ddp::test::Rank;
-using ddp::test::RankOptions;
 using ddp::test::run_ranks;
 using ddp::test::summary;
 using ddp::test::Trigger;
+using ddp::test::within;
 using std::chrono::milliseconds;
 
 namespace {
 
 void start(milliseconds timeout = milliseconds(15000)) {
   ddp::init_process_group(ddp::InitProcessGroupOptions("gloo").timeout(timeout));
-}
-
-RankOptions within(int seconds) {
-  RankOptions options;
-  options.limit = std::chrono::seconds(seconds);
-  return options;
 }
 
 }  // namespace
@@ -144,6 +140,41 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a rank that dies in the middle of a message ends its receiver, and the group can go") {
+  const auto results = run_ranks(
+      2,
+      [](const Rank& rank) {
+        start(milliseconds(60000));
+        const auto tensor = at::zeros({std::int64_t{256} << 20}, at::kByte);
+        if (rank.rank() == 0) {
+          ddp::broadcast(tensor, ddp::BroadcastOptions(0).async_op(true));
+          // What waits in a socket to be sent is the message's: the store's are short.
+          for (;;) {
+            for (const auto& connection : ddp::detail::open_connections()) {
+              int unsent = 0;
+              if (ioctl(connection.fd, SIOCOUTQ, &unsent) == 0 && unsent > 100000) {
+                rank.report("killed", 1);
+                raise(SIGKILL);
+              }
+            }
+          }
+        }
+        try {
+          ddp::broadcast(tensor, 0);
+        } catch (const ddp::CommunicationError& error) {
+          rank.report("error", std::string(error.what()));
+        }
+        ddp::destroy_process_group();
+        rank.report("destroyed", 1);
+      },
+      within(55));
+  INFO(summary(results));
+  CHECK(results[0].status == 128 + SIGKILL);
+  CHECK(results[1].status == 0);
+  CHECK_THAT(results[1]["error"], contains("rank 1 of 2: broadcast failed") && contains("rank 0"));
+  CHECK(results[1]["destroyed"] == "1");
+}
+
 TEST_CASE("a killed peer ends the others' collective within 5 s, and is named") {
   for (const int victim : {0, 1}) {
     const auto results = run_ranks(
@@ -236,7 +267,7 @@ TEST_CASE(
   INFO(summary(results));
   for (const auto& result : results) {
     CHECK(result.status == 0);
-    CHECK_THAT(result["again"], contains("barrier: the group failed earlier; destroy it"));
+    CHECK_THAT(result["again"], contains("barrier: the process group failed earlier; destroy it"));
     CHECK(result["sum"] == "2.000000");
   }
   CHECK_THAT(results[0]["error"], contains("rank 0 of 2: all_reduce failed: "));
@@ -268,7 +299,7 @@ TEST_CASE("a sub-group fails alone") {
     CHECK(result["sum"] == "3.000000");
   }
   CHECK_THAT(results[0]["error"], contains("rank 1 left: its program went wrong"));
-  CHECK_THAT(results[1]["error"], contains("the group failed earlier"));
+  CHECK_THAT(results[1]["error"], contains("the process group failed earlier"));
 }
 
 TEST_CASE(
@@ -276,8 +307,8 @@ TEST_CASE(
   for (const bool sends : {false, true}) {
     const auto results = run_ranks(2, [&](const Rank& rank) {
       start();
-      ddp::barrier();
       const auto connections = ddp::detail::open_connections().size();
+      ddp::barrier();
       if (rank.rank() == 1) {
         _exit(0);
       }

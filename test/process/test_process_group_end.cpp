@@ -11,10 +11,10 @@
 // The ends of a group: good-byes, exits without them, and stores that stop or die.
 
 using ddp::test::Rank;
-using ddp::test::RankOptions;
 using ddp::test::run_ranks;
 using ddp::test::summary;
 using ddp::test::Trigger;
+using ddp::test::within;
 using std::chrono::milliseconds;
 
 namespace {
@@ -24,12 +24,6 @@ void start(milliseconds timeout = milliseconds(10000)) {
 }
 
 void all_reduce() { ddp::all_reduce(at::ones({1000})); }
-
-RankOptions within(int seconds) {
-  RankOptions options;
-  options.limit = std::chrono::seconds(seconds);
-  return options;
-}
 
 /// The process's state as the kernel calls it: 'T' is stopped.
 /// 'X' where there is no such process.

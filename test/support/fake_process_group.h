@@ -119,9 +119,20 @@ class FakeChannel : public FailureChannel {
   std::string reports_of_others(std::chrono::milliseconds /*patience*/) override {
     return "\n  rank 1 left: bored";
   }
+  std::string failure() const override { return aborted ? reports.back() : ""; }
+  bool peer_lost() override { return lost; }
+  void end_operations() override {
+    ++ended_operations;
+    if (on_end_operations) {
+      on_end_operations();
+    }
+  }
 
   bool others_failed_too = true;
   bool aborted = false;
+  bool lost = false;
+  int ended_operations = 0;
+  std::function<void()> on_end_operations;
   std::vector<std::uint64_t> failed_passes;
   std::vector<std::string> reports;
 };

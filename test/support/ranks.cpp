@@ -147,6 +147,9 @@ std::vector<RankResult> run_ranks(int world_size, const std::function<void(const
                                   const std::vector<Trigger>& triggers) {
   const ReservedPort reserved;
   const auto start = Clock::now();
+  const auto seconds_since_start = [&] {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
   std::vector<Process> processes(world_size);
   std::vector<RankResult> results(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
@@ -209,6 +212,7 @@ std::vector<RankResult> run_ranks(int world_size, const std::function<void(const
         process.unread.append(chunk, static_cast<std::size_t>(count));
       }
       take_messages(process, results[rank], [&](const std::string& name) {
+        results[rank].arrived[name] = seconds_since_start();
         for (const auto& trigger : triggers) {
           if (trigger.rank == rank && trigger.name == name) {
             trigger.act(process.pid);
@@ -222,7 +226,7 @@ std::vector<RankResult> run_ranks(int world_size, const std::function<void(const
         process.ended = true;
         --running;
         results[rank].status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-        results[rank].seconds = std::chrono::duration<double>(Clock::now() - start).count();
+        results[rank].seconds = seconds_since_start();
       }
     }
   }
@@ -231,7 +235,7 @@ std::vector<RankResult> run_ranks(int world_size, const std::function<void(const
       kill(processes[rank].pid, SIGKILL);
       waitpid(processes[rank].pid, nullptr, 0);
       results[rank].status = -1;
-      results[rank].seconds = std::chrono::duration<double>(Clock::now() - start).count();
+      results[rank].seconds = seconds_since_start();
     }
     close(processes[rank].pipe);
   }

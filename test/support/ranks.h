@@ -20,6 +20,8 @@ struct RankResult {
   int status = 0;
   /// From the start of the run to the end of this rank.
   double seconds = 0;
+  /// From the start of the run to the arrival of each value, the latest of its name.
+  std::map<std::string, double> arrived;
 
   const std::string& operator[](const std::string& name) const;
 };
@@ -55,6 +57,11 @@ struct RankOptions {
   /// Reserve the master's port as the launcher does and let rank 0 adopt it.
   bool reserve_port = true;
 };
+inline RankOptions within(int seconds) {
+  RankOptions options;
+  options.limit = std::chrono::seconds(seconds);
+  return options;
+}
 
 /// Runs `body` in `world_size` forked processes, each with an environment as the launcher gives it,
 /// and one thread for LibTorch. The test's own process must not have used LibTorch's thread pools.
@@ -62,7 +69,7 @@ struct RankOptions {
 std::vector<RankResult> run_ranks(int world_size, const std::function<void(const Rank&)>& body,
                                   const RankOptions& options = {});
 
-/// Calls `act` from another thread of the test with the rank's process once it has reported `name`.
+/// Calls `act` in the test, with the rank's process, once the rank has reported `name`.
 /// (For signals sent at a known place of a rank's program.)
 struct Trigger {
   int rank;
