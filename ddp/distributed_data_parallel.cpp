@@ -4,21 +4,18 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <ddp/distributed_data_parallel_base.h>
 #include <ddp/error.h>
 #include <ddp/error_text.h>
 #include <ddp/model_agreement.h>
+#include <ddp/module_broadcast.h>
 #include <ddp/process_group/collective_failure.h>
 #include <ddp/process_group/group_registry.h>
 
 namespace ddp {
 namespace {
-
-// Python's size of a coalesced broadcast (nn/parallel/distributed.py).
-constexpr std::size_t kBroadcastBytes = std::size_t{250} << 20;
 
 std::vector<NamedParameter> unique_entries(
     const torch::OrderedDict<std::string, at::Tensor>& entries) {
@@ -163,7 +160,7 @@ void DistributedDataParallelBase::synchronize_module_states() {
       tensors.push_back(communicable(entry.tensor));
     }
   }
-  c10d::broadcast_coalesced(group_, tensors, kBroadcastBytes);
+  detail::broadcast_from_rank_0(*group_, detail::channel_of(group_).get(), tensors);
 }
 
 void DistributedDataParallelBase::broadcast_buffers() {
@@ -174,10 +171,11 @@ void DistributedDataParallelBase::broadcast_buffers() {
   if (tensors.empty()) {
     return;
   }
+  const auto channel = detail::channel_of(group_);
   try {
-    c10d::broadcast_coalesced(group_, tensors, kBroadcastBytes);
+    detail::broadcast_from_rank_0(*group_, channel.get(), tensors);
   } catch (const std::exception& error) {
-    detail::fail_collective(*detail::channel_of(group_), "the broadcast of the module's buffers",
+    detail::fail_collective(*channel, "the broadcast of the module's buffers",
                             detail::concise(error));
   }
 }

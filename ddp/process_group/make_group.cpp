@@ -39,12 +39,20 @@ std::string failure_text(const GroupPlan& plan, StoreChannel& channel,
                        missing.size() > 1 ? "s" : "", fmt::join(missing, ", "), plan.name,
                        plan.where, std::chrono::duration<double>(plan.timeout).count());
   }
+  const auto why = concise(error);
+  if (why.find("closed by peer") != std::string::npos ||
+      why.find("reset by peer") != std::string::npos) {
+    return begin + fmt::format(
+                       "a rank left while the ranks of the group \"{}\" were connecting ({}); look "
+                       "into the other ranks' logs for the one that ended first",
+                       plan.name, why);
+  }
   return begin +
          fmt::format(
              "could not connect to the other ranks over Gloo from {} within {:.1f} s ({}). Check "
              "that the "
              "ranks' machines reach each other; GLOO_SOCKET_IFNAME names the interface to use.",
-             plan.address, std::chrono::duration<double>(plan.timeout).count(), concise(error));
+             plan.address, std::chrono::duration<double>(plan.timeout).count(), why);
 }
 
 }  // namespace

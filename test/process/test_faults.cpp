@@ -174,6 +174,7 @@ void job(const Rank& rank, std::optional<Fault> fault) {
   start(fault && fault->needs_timeout() ? kShortTimeout : kLongTimeout);
   std::optional<ddp::DistributedDataParallel<Net>> model;
   try {
+    ddp::barrier();  // so that nobody is still connecting
     inject.at(Place::kConstruct);
     torch::manual_seed(1);
     Net net;
