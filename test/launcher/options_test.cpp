@@ -1,10 +1,13 @@
 // The command line: splitting, checking, help.
 
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include <launcher/cores.h>
 #include <launcher/error.h>
+#include <launcher/help.h>
 #include <launcher/option_table.h>
 #include <launcher/options.h>
 #include <launcher/split_arguments.h>
@@ -23,15 +26,25 @@ std::vector<const char*> pointers(const Words& words) {
   return result;
 }
 
-Options parse(Words words, const std::string& called = "/usr/bin/launch") {
+using Variables = std::map<std::string, std::string>;
+
+Options parse(Words words, const std::string& called = "/usr/bin/launch",
+              const Variables& variables = {}) {
   words.insert(words.begin(), called);
-  return parse_options(pointers(words));
+  return parse_options(pointers(words), [&](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found != variables.end() ? found->second.c_str() : nullptr;
+  });
+}
+
+Options parse(const Words& words, const Variables& variables) {
+  return parse(words, "/usr/bin/launch", variables);
 }
 
 /// The error that this command line gives.
-Error refused(const Words& words) {
+Error refused(const Words& words, const Variables& variables = {}) {
   try {
-    parse(words);
+    parse(words, variables);
   } catch (const Error& error) {
     return error;
   }
@@ -108,9 +121,8 @@ TEST_CASE("the defaults are those of torchrun") {
   CHECK_FALSE(parse({"p"}, "/opt/ddprun/launch").use_env);
 }
 
-TEST_CASE("auto is a process for each core") {
+TEST_CASE("cpu is a process for each core") {
   CHECK(available_cores() >= 1);
-  CHECK(parse({"--nproc_per_node=auto", "p"}).nproc_per_node == available_cores());
   CHECK(parse({"--nproc-per-node", "cpu", "p"}).nproc_per_node == available_cores());
 }
 
@@ -129,6 +141,9 @@ TEST_CASE("what is wrong is named, with the remedy") {
       {{"--master-prot=1", "p"}, {"--master-prot", "did you mean --master_port?"}},
       {{"--qqqqqqqqqq", "p"}, {"unknown option --qqqqqqqqqq"}},
       {{"-x", "p"}, {"unknown option -x"}},
+      {{"-mx", "p"}, {"unknown option -mx"}},
+      {{"-r"}, {"-r needs a value"}},
+      {{"-t", "-m", "p"}, {"-t needs a value"}},
       {{"-", "p"}, {"unknown option -"}},
       {{"--=3", "p"}, {"unknown option --"}},
       {{"--nproc_per_node=0", "p"}, {"--nproc_per_node", "'0'", "auto"}},
