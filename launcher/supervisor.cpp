@@ -87,6 +87,7 @@ bool Supervisor::run_attempt() {
     throw;
   }
   while (phase_ != Phase::kEnded) wait_for_events();
+  deadline_ = Clock::now() + job_.options.grace_period;
   output_.expect_ends();
   while (!output_.all_read()) wait_for_events();
   collect_errors();
@@ -116,9 +117,11 @@ ErrorFiles Supervisor::make_error_files() const {
   return ErrorFiles(count);
 }
 
+bool Supervisor::in_haste() const { return told_to_end_ || timed_out_; }
+
 int Supervisor::wait_timeout() const {
   std::optional<Clock::time_point> until;
-  if (phase_ == Phase::kRunning || phase_ == Phase::kEnded) {
+  if (phase_ == Phase::kRunning || (phase_ == Phase::kEnded && !in_haste())) {
     until = job_deadline_;
   } else {
     until = deadline_;
@@ -284,7 +287,7 @@ bool Supervisor::act_once() {
       }
       return false;
     case Phase::kEnded:
-      if (front_died_ || job_late) output_.abandon_screens();
+      if (front_died_ || job_late || (late && in_haste())) output_.abandon_screens();
       return false;
   }
   return false;

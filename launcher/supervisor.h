@@ -37,7 +37,7 @@ class Supervisor {
     kStopping,       ///< the workers have been told to end; they are killed at `deadline_`
     kLeftovers,      ///< the workers have ended; what they left may end until `deadline_`
     kLeftoversTold,  ///< and has been told to; it is killed at `deadline_`
-    kEnded,          ///< no process is left
+    kEnded,          ///< no process is left; in haste, what is not shown at `deadline_` never is
   };
 
   bool run_attempt();
@@ -45,6 +45,7 @@ class Supervisor {
   ErrorFiles make_error_files() const;
   void wait_for_events();
   int wait_timeout() const;
+  bool in_haste() const;
   void handle_control();
   void handle_signal(int signal);
   void end_by_signal(int signal);
@@ -74,8 +75,8 @@ class Supervisor {
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_;
   std::optional<Clock::time_point> job_deadline_;
-  int stop_signal_ = 0;  ///< sent to the launcher by its user, 0: none
-  bool told_to_end_ = false;
+  int stop_signal_ = 0;       ///< sent to the launcher by its user, 0: none
+  bool told_to_end_ = false;  ///< by a signal, in whatever phase
   bool timed_out_ = false;
   bool front_died_ = false;
   bool child_signaled_ = false;

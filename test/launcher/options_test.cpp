@@ -1,7 +1,5 @@
 // The command line: splitting, checking, help.
 
-#include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -13,45 +11,10 @@
 #include <launcher/split_arguments.h>
 
 #include "catch2.h"
+#include "parse.h"
 
 using namespace ddp::launcher;
-
-namespace {
-
-using Words = std::vector<std::string>;
-
-std::vector<const char*> pointers(const Words& words) {
-  std::vector<const char*> result;
-  for (const std::string& word : words) result.push_back(word.c_str());
-  return result;
-}
-
-using Variables = std::map<std::string, std::string>;
-
-Options parse(Words words, const std::string& called = "/usr/bin/launch",
-              const Variables& variables = {}) {
-  words.insert(words.begin(), called);
-  return parse_options(pointers(words), [&](const char* name) -> const char* {
-    const auto found = variables.find(name);
-    return found != variables.end() ? found->second.c_str() : nullptr;
-  });
-}
-
-Options parse(const Words& words, const Variables& variables) {
-  return parse(words, "/usr/bin/launch", variables);
-}
-
-/// The error that this command line gives.
-Error refused(const Words& words, const Variables& variables = {}) {
-  try {
-    parse(words, variables);
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(0, "it was accepted");
-}
-
-}  // namespace
+using namespace ddp::launcher::test;
 
 TEST_CASE("arguments are split at the program's name") {
   struct Case {
@@ -73,6 +36,8 @@ TEST_CASE("arguments are split at the program's name") {
       {{"p", "--", "x"}, 0, {"p", "--", "x"}},
       {{"", "x"}, 0, {"", "x"}},
       {{"-h"}, 1, {}},
+      {{"-r", "3", "p"}, 1, {"p"}},
+      {{"-r3", "-t=1", "-m", "p", "-r", "1"}, 3, {"p", "-r", "1"}},
       {{}, 0, {}},
   };
   for (const Case& each : cases) {
