@@ -171,6 +171,7 @@ TEST_CASE("with a log folder the error file stays") {
   const LaunchProcess logs(with_script({}, "exit 0"));
   logs.write("marker");
   LaunchProcess job(with_script({kTwo, "--rdzv-id=run", "--log-dir", logs.folder()},
+                                "[ $RANK = 0 ] && exec sleep 300\n"
                                 "cd /; echo text of $RANK > $TORCHELASTIC_ERROR_FILE; exit 3"));
   CHECK(job.wait() == 3);
   CHECK_THAT(job.errors(), ContainsSubstring("text of "));
