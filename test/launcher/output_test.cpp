@@ -65,7 +65,7 @@ const std::string kMuch =
     "yes 0123456789012345678901234567890123456789 | head -n 400000\n"
     "echo > $DIR/written.$RANK";
 
-long peak_kilobytes(pid_t pid) {
+[[maybe_unused]] long peak_kilobytes(pid_t pid) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string line; std::getline(status, line);) {
     if (line.rfind("VmHWM:", 0) == 0) return std::atol(line.c_str() + 6);
@@ -225,7 +225,9 @@ TEST_CASE("a slow screen makes the workers wait, not the launcher grow, and noth
   PipedScreen screen;
   LaunchProcess job(with_script({kTwo, "--tee=1"}, kMuch), screen.setup);
   await_stuck(job);
+#ifndef __SANITIZE_ADDRESS__  // that takes much more itself
   CHECK(peak_kilobytes(job.guardian()) < 32 * 1024);
+#endif
   CHECK_FALSE(job.has("written.0"));
   std::map<std::string, int> lines;
   std::istringstream all(screen.read_all());
