@@ -313,6 +313,18 @@ TEST_CASE("512 workers within 1024 open files") {
   CHECK(job.output() == "[rank 1]: 512\n");
 }
 
+TEST_CASE("the launcher raises its own limit on open files, not that of the workers") {
+  LaunchProcess::Setup setup;
+  setup.before_exec = [] {
+    const rlimit low{64, 1024};
+    ::setrlimit(RLIMIT_NOFILE, &low);
+  };
+  LaunchProcess job(with_script({"--nproc_per_node=64", "--tee=3"}, "ulimit -n"), setup);
+  CHECK(job.wait() == 0);
+  for (const std::string& line : sorted_lines(job.output()))
+    CHECK(line.substr(line.size() - 4) == ": 64");
+}
+
 TEST_CASE("a folder that cannot be made is named") {
   LaunchProcess job(with_script({"--log-dir=/dev/null/x"}, "echo > $DIR/started"));
   CHECK(job.wait() == 1);
