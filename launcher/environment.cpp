@@ -14,6 +14,8 @@
 namespace ddp::launcher {
 namespace {
 
+constexpr const char* kDevicesVariable = "CUDA_VISIBLE_DEVICES";
+
 /// Set for every worker, whatever the launcher's own environment has: it may itself have been
 /// started by a launcher.
 constexpr std::array<std::string_view, 17> kOverridden = {
@@ -38,9 +40,10 @@ constexpr std::array<std::string_view, 17> kOverridden = {
 
 }  // namespace
 
-WorkerEnvironment::WorkerEnvironment(const char* const* inherited, const Options& options,
-                                     const Master& master)
-    : options_(options), listen_fd_(master.reserved.get()) {
+WorkerEnvironment::WorkerEnvironment(const char* const* inherited, const Job& job,
+                                     const Master& master, int restart_count)
+    : job_(job), listen_fd_(master.reserved.get()) {
+  const Options& options = job.options;
   bool has_omp_threads = false;
   bool has_nccl_handling = false;
   bool has_gloo_interface = false;
@@ -48,6 +51,7 @@ WorkerEnvironment::WorkerEnvironment(const char* const* inherited, const Options
     const std::string_view entry = *inherited;
     const std::string_view name = entry.substr(0, entry.find('='));
     if (std::find(kOverridden.begin(), kOverridden.end(), name) != kOverridden.end()) continue;
+    if (!job.devices.empty() && name == kDevicesVariable) continue;
     has_omp_threads |= name == "OMP_NUM_THREADS";
     has_nccl_handling |= name == "TORCH_NCCL_ASYNC_ERROR_HANDLING";
     has_gloo_interface |= name == "GLOO_SOCKET_IFNAME";
@@ -59,14 +63,13 @@ WorkerEnvironment::WorkerEnvironment(const char* const* inherited, const Options
   set(common_, "LOCAL_WORLD_SIZE", std::to_string(options.nproc_per_node));
   set(common_, "GROUP_RANK", std::to_string(options.node_rank));
   set(common_, "GROUP_WORLD_SIZE", std::to_string(options.nnodes));
-  set(common_, "ROLE_NAME", "default");
+  set(common_, "ROLE_NAME", options.role);
   set(common_, "ROLE_WORLD_SIZE", world_size);
   set(common_, "MASTER_ADDR", master.address);
   set(common_, "MASTER_PORT", std::to_string(master.port));
-  set(common_, "TORCHELASTIC_RESTART_COUNT", "0");
-  set(common_, "TORCHELASTIC_MAX_RESTARTS", "0");
-  // The launchers of several nodes do not talk to each other: only a constant is the same on all.
-  set(common_, "TORCHELASTIC_RUN_ID", options.nnodes == 1 ? make_run_id() : "none");
+  set(common_, "TORCHELASTIC_RESTART_COUNT", std::to_string(restart_count));
+  set(common_, "TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts));
+  set(common_, "TORCHELASTIC_RUN_ID", job.run_id);
   // Rank 0 serves the store itself.
   set(common_, "TORCHELASTIC_USE_AGENT_STORE", "False");
   if (!has_nccl_handling) set(common_, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
@@ -82,15 +85,16 @@ void WorkerEnvironment::set(std::vector<std::string>& to, const char* name,
   to.push_back(fmt::format("{}={}", name, value));
 }
 
-char* const* WorkerEnvironment::of(int local_rank) {
-  const std::string rank = std::to_string(options_.rank(local_rank));
+char* const* WorkerEnvironment::of(int local_rank, const std::string& error_file) {
+  const int rank = job_.options.rank(local_rank);
+  const bool virtual_rank = !job_.devices.empty();
   own_.clear();
-  set(own_, "RANK", rank);
-  set(own_, "LOCAL_RANK", std::to_string(local_rank));
-  set(own_, "ROLE_RANK", rank);
-  if (listen_fd_ >= 0 && options_.rank(local_rank) == 0) {
-    set(own_, kListenFdVariable, std::to_string(listen_fd_));
-  }
+  set(own_, "RANK", std::to_string(rank));
+  set(own_, "LOCAL_RANK", std::to_string(virtual_rank ? 0 : local_rank));
+  set(own_, "ROLE_RANK", std::to_string(rank));
+  if (listen_fd_ >= 0 && rank == 0) set(own_, kListenFdVariable, std::to_string(listen_fd_));
+  if (virtual_rank) set(own_, kDevicesVariable, job_.devices[static_cast<size_t>(local_rank)]);
+  if (!error_file.empty()) set(own_, "TORCHELASTIC_ERROR_FILE", error_file);
 
   pointers_.clear();
   // execve takes pointers to char for the sake of old programs; it does not write.
@@ -99,6 +103,12 @@ char* const* WorkerEnvironment::of(int local_rank) {
   for (std::string& entry : own_) pointers_.push_back(entry.data());
   pointers_.push_back(nullptr);
   return pointers_.data();
+}
+
+std::vector<std::string> WorkerEnvironment::own_variables() const {
+  std::vector<std::string> all = own_;
+  all.insert(all.end(), common_.begin(), common_.end());
+  return all;
 }
 
 std::string make_run_id() {

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include <launcher/job.h>
 #include <launcher/master.h>
-#include <launcher/options.h>
 
 namespace ddp::launcher {
 
@@ -15,16 +15,22 @@ inline constexpr const char* kListenFdVariable = "DDP_MASTER_LISTEN_FD";
 /// it. Variables that a user may set for his own reasons (OMP_NUM_THREADS and the like) are kept.
 class WorkerEnvironment {
  public:
-  /// `inherited` ends with a null pointer, as `environ`; it must outlive this object.
-  WorkerEnvironment(const char* const* inherited, const Options& options, const Master& master);
+  /// `inherited` ends with a null pointer, as `environ`; it and `job` must outlive this object.
+  /// `master` is where the workers of this attempt meet.
+  WorkerEnvironment(const char* const* inherited, const Job& job, const Master& master,
+                    int restart_count);
 
   /// The environment of one worker as execve wants it; valid until the next call.
-  char* const* of(int local_rank);
+  /// `error_file`: TORCHELASTIC_ERROR_FILE; empty: it has none.
+  char* const* of(int local_rank, const std::string& error_file = "");
+
+  /// What the launcher has set in the environment that `of` gave last.
+  std::vector<std::string> own_variables() const;
 
  private:
   void set(std::vector<std::string>& to, const char* name, const std::string& value);
 
-  Options options_;
+  const Job& job_;
   int listen_fd_;
   std::vector<const char*> kept_;    // what is passed on from the launcher's own environment
   std::vector<std::string> common_;  // the same for all workers

@@ -10,6 +10,7 @@ namespace ddp::launcher {
 struct ExitStatus {
   static constexpr int kSetup = 1;            ///< port in use, unknown host, no resources
   static constexpr int kUsage = 2;            ///< the command line is wrong
+  static constexpr int kTimeout = 124;        ///< the job took longer than --timeout
   static constexpr int kNotExecutable = 126;  ///< the program is there and cannot be run
   static constexpr int kNotFound = 127;       ///< there is no such program
   static constexpr int kSignalBase = 128;

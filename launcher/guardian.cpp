@@ -70,8 +70,8 @@ std::vector<pid_t> existing_children() {
   return children;
 }
 
-[[noreturn]] void be_guardian(const Job& job, const SignalTakeover& signals, UniqueFd control,
-                              int argc, char** argv) {
+[[noreturn]] void be_guardian(Job& job, const SignalTakeover& signals, UniqueFd control, int argc,
+                              char** argv) {
   int status = ExitStatus::kSetup;
   ::setsid();
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -100,7 +100,7 @@ int guardian_lost(int signal, const std::vector<pid_t>& not_ours) {
 }  // namespace
 
 int run_job(Job job, int argc, char** argv) {
-  const SignalTakeover signals;
+  const SignalTakeover signals(job.options.ending_signals);
   const std::vector<pid_t> not_ours = existing_children();
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 

@@ -1,8 +1,12 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include <launcher/command.h>
+#include <launcher/gpus.h>
 #include <launcher/master.h>
+#include <launcher/numa.h>
 #include <launcher/options.h>
 
 namespace ddp::launcher {
@@ -10,11 +14,14 @@ namespace ddp::launcher {
 /// Everything that is decided before the first worker starts.
 struct Job {
   Options options;
-  std::string program;  ///< the path that is executed
-  Master master;
+  Command command;
+  Master master;                     ///< of the first attempt
+  std::string run_id;                ///< the same for all attempts
+  std::vector<CpuSet> cpus;          ///< for each local rank; empty: they are not bound
+  std::vector<std::string> devices;  ///< CUDA_VISIBLE_DEVICES of each; empty: as it is
 };
 
-/// Finds the program and decides where the workers meet. Throws Error.
-Job prepare_job(Options options);
+/// Finds the program, decides where the workers meet and what each may use. Throws Error.
+Job prepare_job(Options options, const VariableLookup& variables);
 
 }  // namespace ddp::launcher

@@ -9,9 +9,11 @@
 #include <string>
 #include <utility>
 
+#include <launcher/dry_run.h>
 #include <launcher/environment.h>
 #include <launcher/error.h>
 #include <launcher/guardian.h>
+#include <launcher/help.h>
 #include <launcher/job.h>
 #include <launcher/message.h>
 #include <launcher/options.h>
@@ -29,12 +31,11 @@ void drop_inherited_socket() {
   if (fd > STDERR_FILENO) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
-void print(const std::string& text) {
-  [[maybe_unused]] const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
-}
+void print(const std::string& text) { write_all(STDOUT_FILENO, text); }
 
 int run(int argc, char** argv) {
-  Options options = parse_options(std::span<const char* const>(argv, static_cast<size_t>(argc)));
+  Options options =
+      parse_options(std::span<const char* const>(argv, static_cast<size_t>(argc)), ::getenv);
   if (options.help) {
     print(help_text());
     return 0;
@@ -44,7 +45,12 @@ int run(int argc, char** argv) {
     return 0;
   }
   drop_inherited_socket();
-  return run_job(prepare_job(std::move(options)), argc, argv);
+  Job job = prepare_job(std::move(options), ::getenv);
+  if (job.options.dry_run) {
+    print(describe_job(job, environ));
+    return 0;
+  }
+  return run_job(std::move(job), argc, argv);
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ namespace ddp::launcher {
 namespace {
 
 constexpr uint16_t kDefaultPort = 29500;
-constexpr std::chrono::seconds kResolvePatience{30};
+/// A cluster may publish the name of node 0 a little after the job's start.
+constexpr std::chrono::seconds kPatience{30};
 
 /// The inherited socket's number is kept out of the way of the small ones that scripts use.
 constexpr int kLowestReservedFd = 100;
@@ -45,6 +46,7 @@ std::string show(const std::string& host, uint16_t port) {
 
 void reserve_free_port(Master& master, Address address) {
   address.set_port(0);
+  master.reserved_on = address;
   UniqueFd fd = tcp_socket(address.family());
   Address bound;
   bound.length = sizeof(bound.storage);
@@ -99,7 +101,8 @@ Master choose_master(const Options& options) {
 
   Address address = loopback_address();
   if (!options.master_addr.empty()) {
-    address = resolve(options.master_addr, one_node ? std::chrono::seconds(0) : kResolvePatience);
+    const auto patience = one_node ? std::chrono::seconds(0) : kPatience;
+    address = resolve(options.master_addr, options.resolve_patience.value_or(patience));
   }
   if (one_node && options.master_port == 0) {
     reserve_free_port(master, address);
@@ -109,6 +112,14 @@ Master choose_master(const Options& options) {
   master.port =
       options.master_port == 0 ? kDefaultPort : static_cast<uint16_t>(options.master_port);
   if (options.node_rank == 0) check_port(master);
+  return master;
+}
+
+Master renew_master(Master master) {
+  if (!master.reserved) return master;
+  const Address address = master.reserved_on;
+  master.reserved.reset();
+  reserve_free_port(master, address);
   return master;
 }
 

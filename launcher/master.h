@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include <launcher/address.h>
 #include <launcher/options.h>
 #include <launcher/unique_fd.h>
 
@@ -14,11 +15,16 @@ struct Master {
   uint16_t port = 0;      ///< MASTER_PORT
   UniqueFd reserved;      ///< the socket that holds the port, see Note [Reserving a port]
   bool loopback = false;  ///< chosen by the launcher: nothing of the job needs another interface
+  Address reserved_on;    ///< the address of `reserved`, without its port
 };
 
 /// Decides where the workers meet. With a port given, checks that rank 0 can have it (where rank 0
 /// will be on this node); on one node without a port, reserves a free one.
 /// Throws Error for a host without an address and for a port in use, naming it.
 Master choose_master(const Options& options);
+
+/// Where the workers of the next attempt meet: at a fresh port where the launcher chose it, so that
+/// nobody meets what is left of the last attempt. Throws Error.
+Master renew_master(Master master);
 
 }  // namespace ddp::launcher

@@ -10,27 +10,85 @@ namespace {
 
 constexpr std::string_view kHere = "How many processes";
 constexpr std::string_view kNodes = "Several nodes";
-constexpr std::string_view kProgram = "How the program learns its rank";
-constexpr std::string_view kStop = "Stopping";
+constexpr std::string_view kProgram = "The program";
+constexpr std::string_view kOutput = "Output";
+constexpr std::string_view kStop = "Failing and stopping";
+constexpr std::string_view kRendezvous = "Rendezvous, as torchrun has it";
+constexpr std::string_view kAccepted = "Accepted for torchrun's sake";
 constexpr std::string_view kAbout = "About";
 
 constexpr std::array kOptions = {
-    OptionSpec{
-        "nproc_per_node", "N", kHere,
-        "Processes to start on this node: a number, or 'auto' for one per core (default: 1)"},
-    OptionSpec{"nnodes", "N", kNodes, "Number of nodes of the job (default: 1)"},
-    OptionSpec{"node_rank", "N", kNodes, "Which of them this one is, from 0 (default: 0)"},
-    OptionSpec{"master_addr", "HOST", kNodes,
+    OptionSpec{"nproc_per_node", 0, "N", kHere,
+               "Processes to start on this node: a number, 'gpu' or 'cpu' for one per GPU or core, "
+               "'auto' for GPUs where there are any, else cores (default: 1)"},
+    OptionSpec{"standalone", 0, "", kHere,
+               "One node, whatever the environment says; rendezvous and master options are not "
+               "looked at. Nothing else is needed for a single node"},
+    OptionSpec{"numa_binding", 0, "MODE", kHere,
+               "'node': keep each worker on the cores of one NUMA node, that of its GPU where "
+               "there are any"},
+    OptionSpec{"virtual_local_rank", 0, "", kHere,
+               "Show each worker one GPU alone (CUDA_VISIBLE_DEVICES), with LOCAL_RANK=0"},
+    OptionSpec{"nnodes", 0, "N", kNodes, "Number of nodes of the job (default: 1)"},
+    OptionSpec{"node_rank", 0, "N", kNodes, "Which of them this one is, from 0 (default: 0)"},
+    OptionSpec{"master_addr", 0, "HOST", kNodes,
                "Address of node 0; needed with several nodes (default on one node: 127.0.0.1)"},
-    OptionSpec{"master_port", "PORT", kNodes,
+    OptionSpec{"master_port", 0, "PORT", kNodes,
                "Port on node 0 (default: 29500 with several nodes, a free one on a single node)"},
-    OptionSpec{"use_env", "", kProgram,
+    OptionSpec{"local_addr", 0, "HOST", kNodes, "What to call this node in the failure report"},
+    OptionSpec{"module", 'm', "", kProgram,
+               "The program is the name of a Python module: python3 -u -m PROGRAM"},
+    OptionSpec{"no_python", 0, "", kProgram, "Run the program itself even if its name ends in .py"},
+    OptionSpec{"run_path", 0, "", kProgram,
+               "Run the program under Python whatever its name ends in"},
+    OptionSpec{"use_env", 0, "", kProgram,
                "Leave the rank to the environment (LOCAL_RANK and so on): the program gets no "
                "argument --local_rank=N"},
-    OptionSpec{"grace_period", "SECONDS", kStop,
+    OptionSpec{"role", 0, "NAME", kProgram, "ROLE_NAME for the workers (default: default)"},
+    OptionSpec{"log_dir", 0, "FOLDER", kOutput,
+               "Keep what workers write, and their error files, in "
+               "FOLDER/RUN_ID/attempt_N/RANK/"},
+    OptionSpec{"redirects", 'r', "WHICH", kOutput,
+               "What goes to files instead of the screen: 1 standard output, 2 standard error, 3 "
+               "both, 0 none; or by local rank: 0:3,1:2 (default: 0). Needs --log_dir"},
+    OptionSpec{"tee", 't', "WHICH", kOutput,
+               "What is shown line by line after a prefix, and with --log_dir goes to files as "
+               "well; as for --redirects (default: 0)"},
+    OptionSpec{"line_prefix", 0, "FORM", kOutput,
+               "Show all that is not redirected line by line after a prefix: 'rank', 'role', "
+               "'none', or a text with ${rank}, ${local_rank} and ${role_name} (default with "
+               "--tee: rank)"},
+    OptionSpec{"local_ranks_filter", 0, "RANKS", kOutput,
+               "Local ranks whose output is shown, as 0,1; files are written for all "
+               "(default: all)"},
+    OptionSpec{"max_restarts", 0, "N", kStop,
+               "Times that all workers are started again after a failure (default: 0)"},
+    OptionSpec{"grace_period", 0, "SECONDS", kStop,
                "Time from asking the workers to end until they are killed (default: 30)"},
-    OptionSpec{"help", "", kAbout, "Show this text"},
-    OptionSpec{"version", "", kAbout, "Show the version"},
+    OptionSpec{"timeout", 0, "SECONDS", kStop,
+               "Time that the whole job may take; then it is stopped, with exit status 124 "
+               "(default: none)"},
+    OptionSpec{"signals_to_handle", 0, "NAMES", kStop,
+               "Signals that end the job in order: passed to the workers, which may take the grace "
+               "period (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)"},
+    OptionSpec{"rdzv_backend", 0, "NAME", kRendezvous,
+               "'static'; on one node also 'c10d', which is the same there (default: static)"},
+    OptionSpec{"rdzv_endpoint", 0, "HOST[:PORT]", kRendezvous,
+               "The same as --master_addr and --master_port"},
+    OptionSpec{"rdzv_id", 0, "ID", kRendezvous,
+               "TORCHELASTIC_RUN_ID for the workers, and the folder's name under --log_dir "
+               "(default: a new one for each run, 'none' with several nodes)"},
+    OptionSpec{"rdzv_conf", 0, "KEY=VALUE,...", kRendezvous,
+               "timeout: seconds to wait until the master's name has an address (default: 30)"},
+    OptionSpec{"monitor_interval", 0, "SECONDS", kAccepted,
+               "No effect: a worker's end is noticed at once"},
+    OptionSpec{"start_method", 0, "NAME", kAccepted,
+               "spawn, fork or forkserver. No effect: the workers are programs"},
+    OptionSpec{"event_log_handler", 0, "NAME", kAccepted, "No effect"},
+    OptionSpec{"dry_run", 0, "", kAbout,
+               "Show what would be started, with its environment, and start nothing"},
+    OptionSpec{"help", 'h', "", kAbout, "Show this text"},
+    OptionSpec{"version", 0, "", kAbout, "Show the version"},
 };
 
 std::string canonical(std::string_view name) {
@@ -62,6 +120,13 @@ const OptionSpec* find_option(std::string_view name) {
   const std::string wanted = canonical(name);
   const auto found = std::find_if(kOptions.begin(), kOptions.end(),
                                   [&](const OptionSpec& option) { return option.name == wanted; });
+  return found == kOptions.end() ? nullptr : &*found;
+}
+
+const OptionSpec* find_option(char letter) {
+  const auto found = std::find_if(kOptions.begin(), kOptions.end(), [&](const OptionSpec& option) {
+    return letter != 0 && option.letter == letter;
+  });
   return found == kOptions.end() ? nullptr : &*found;
 }
 

@@ -1,15 +1,19 @@
+#include <signal.h>
+
 #include <algorithm>
-#include <charconv>
 #include <climits>
-#include <cstdlib>
 #include <string_view>
 
-#include <cxxopts.hpp>
 #include <fmt/format.h>
 
+#include <launcher/batch_system.h>
 #include <launcher/cores.h>
 #include <launcher/error.h>
+#include <launcher/gpus.h>
+#include <launcher/option_values.h>
 #include <launcher/options.h>
+#include <launcher/rendezvous.h>
+#include <launcher/signals.h>
 #include <launcher/split_arguments.h>
 
 namespace ddp::launcher {
@@ -17,92 +21,92 @@ namespace {
 
 constexpr int kMostNodes = 1 << 20;
 constexpr int kMostWorkersPerNode = 1 << 16;
-constexpr double kLongestGraceSeconds = 7 * 24 * 3600;
+constexpr int kMostRestarts = 1 << 20;
 
-constexpr std::string_view kExamples = R"(
-Examples:
-  One node, four processes; any number of such jobs may run side by side:
-    launch --nproc_per_node=4 ./train --epochs 10
-  Two nodes of eight processes, the first of them at 10.0.0.1; on each node in turn:
-    launch --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 --nproc_per_node=8 ./train
-    launch --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --nproc_per_node=8 ./train
+constexpr const char* kRankPrefix = "[rank ${rank}]: ";
+constexpr const char* kRolePrefix = "[${role_name}${local_rank}]:";
 
-Options may be spelled with '-' or '_' and given as --x=1 or --x 1. They end at the program's
-name: everything after it belongs to the program. Without --use_env the program's first argument
-is --local_rank=N; called as ddprun the launcher leaves it out.
-The exit status is 0 when all workers succeed, else that of the worker that failed first
-(128 + N when signal N killed it).
-)";
+int workers_per_node(const OptionValues& values) {
+  const OptionValues::Value* value = values.find("nproc_per_node");
+  const std::string text = value != nullptr ? value->text : "";
+  if (text == "cpu") return available_cores();
+  if (text == "gpu" || text == "auto") {
+    const Gpus gpus = find_gpus();
+    if (gpus.count() > 0) return gpus.count();
+    if (text == "auto") return available_cores();
+    throw Error(ExitStatus::kSetup,
+                fmt::format("{}=gpu: {}\nGive the number of processes, or 'cpu' or 'auto'.",
+                            value->source, gpus.error));
+  }
+  return values.whole_number("nproc_per_node", 1, kMostWorkersPerNode, 1,
+                             ", or 'gpu', 'cpu' or 'auto'");
+}
 
-[[noreturn]] void usage_error(const std::string& text) { throw Error(ExitStatus::kUsage, text); }
+/// N, or MIN:MAX with MIN equal to MAX.
+int number_of_nodes(const OptionValues& values) {
+  const OptionValues::Value* value = values.find("nnodes");
+  if (value == nullptr) return 1;
+  const auto colon = value->text.find(':');
+  if (colon == std::string::npos) return values.whole_number("nnodes", 1, kMostNodes, 1);
+  const auto least = parse_whole_number(value->text.substr(0, colon), 1, kMostNodes);
+  const auto most = parse_whole_number(value->text.substr(colon + 1), 1, kMostNodes);
+  if (!least || !most || *least > *most) {
+    usage_error(fmt::format("{} must be a number of nodes from 1, or MIN:MAX of them, not '{}'",
+                            value->source, value->text));
+  }
+  if (*least != *most) {
+    usage_error(
+        fmt::format("{}={}: a number of nodes that changes while the job runs (elastic) is not "
+                    "available yet\nGive the number of nodes that there are.",
+                    value->source, value->text));
+  }
+  return *most;
+}
 
-cxxopts::Options make_parser() {
-  cxxopts::Options parser(
-      "launch", "Starts a data-parallel job: N processes of one program, each with its rank.\n");
-  parser.custom_help("[options] program [its arguments]");
-  for (const OptionSpec& option : option_table()) {
-    const std::string name = option.name == "help" ? "h,help" : std::string(option.name);
-    auto adder = parser.add_options(std::string(option.group));
-    if (option.takes_value()) {
-      adder(name, std::string(option.help), cxxopts::value<std::string>(),
-            std::string(option.value));
-    } else {
-      adder(name, std::string(option.help));
+/// Where there is one node, whatever the environment says of others.
+void check_single_node(const OptionValues& values, std::string_view why) {
+  if (number_of_nodes(values) != 1 || values.whole_number("node_rank", 0, kMostNodes - 1, 0) != 0) {
+    usage_error(
+        fmt::format("{} is for one node: leave --nnodes and --node_rank out, or for several "
+                    "nodes give --master_addr=HOST instead of it",
+                    why));
+  }
+}
+
+void read_nodes(Options& options, const OptionValues& values, const VariableLookup& variables) {
+  const Rendezvous rendezvous = read_rendezvous(values);
+  options.run_id = rendezvous.run_id;
+  options.resolve_patience = rendezvous.patience;
+  if (values.flag("standalone")) {
+    check_single_node(values, values.find("standalone")->source);
+    options.run_id.clear();
+    return;
+  }
+  if (rendezvous.c10d) {
+    if (number_of_nodes(values) != 1) {
+      usage_error(
+          fmt::format("{}=c10d with several nodes is not available yet\nUse the static rendezvous: "
+                      "--nnodes=N --node_rank=I --master_addr=HOST on each node.",
+                      values.find("rdzv_backend")->source));
     }
+    check_single_node(values, "--rdzv_backend=c10d");
+    return;
   }
-  return parser;
-}
 
-cxxopts::ParseResult parse_own(const std::vector<SplitArguments::Given>& given) {
-  std::vector<std::string> words{"launch"};
-  for (const auto& [option, value] : given) {
-    words.push_back(option->takes_value() ? fmt::format("--{}={}", option->name, value)
-                                          : fmt::format("--{}", option->name));
-  }
-  std::vector<const char*> pointers;
-  for (const std::string& word : words) pointers.push_back(word.c_str());
-  try {
-    return make_parser().parse(static_cast<int>(pointers.size()), pointers.data());
-  } catch (const std::exception& error) {
-    usage_error(error.what());
-  }
-}
-
-int whole_number(const cxxopts::ParseResult& parsed, const char* name, int least, int most,
-                 int fallback, std::string_view also = "") {
-  if (parsed.count(name) == 0) return fallback;
-  const std::string& text = parsed[name].as<std::string>();
-  int value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stopped, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{} || stopped != end || value < least || value > most) {
-    usage_error(fmt::format("--{} must be a whole number from {} to {}{}, not '{}'", name, least,
-                            most, also, text));
-  }
-  return value;
-}
-
-int workers_per_node(const cxxopts::ParseResult& parsed) {
-  constexpr const char* kName = "nproc_per_node";
-  if (parsed.count(kName) != 0) {
-    const std::string& text = parsed[kName].as<std::string>();
-    if (text == "auto" || text == "cpu") return available_cores();
-  }
-  return whole_number(parsed, kName, 1, kMostWorkersPerNode, 1, ", or 'auto'");
-}
-
-std::chrono::milliseconds grace_period(const cxxopts::ParseResult& parsed) {
-  constexpr const char* kName = "grace_period";
-  if (parsed.count(kName) == 0) return Options{}.grace_period;
-  const std::string& text = parsed[kName].as<std::string>();
-  // Plain decimals; std::from_chars would need the mathematics library, which takes time to load.
-  const bool decimal = !text.empty() && text.find_first_not_of("0123456789.") == std::string::npos;
-  char* stopped = nullptr;
-  const double seconds = decimal ? std::strtod(text.c_str(), &stopped) : -1;
-  if (!decimal || *stopped != '\0' || seconds > kLongestGraceSeconds) {
-    usage_error(fmt::format("--{} must be a number of seconds, 0 or more, not '{}'", kName, text));
-  }
-  return std::chrono::milliseconds(static_cast<long long>(seconds * 1000 + 0.5));
+  options.nnodes = number_of_nodes(values);
+  options.node_rank = values.whole_number("node_rank", 0, kMostNodes - 1, 0);
+  options.master_addr = rendezvous.master_addr;
+  options.master_port = rendezvous.master_port;
+  const bool asked = values.find("nnodes") != nullptr;
+  if (asked ? options.nnodes == 1 : values.find("node_rank") != nullptr) return;
+  const auto batch = read_batch_job(variables);
+  if (!batch || (asked && batch->nnodes != options.nnodes)) return;
+  options.nnodes = batch->nnodes;
+  if (options.nnodes == 1) return;
+  if (values.find("node_rank") == nullptr) options.node_rank = batch->node_rank;
+  if (options.master_addr.empty()) options.master_addr = batch->master_addr;
+  if (options.master_port == 0) options.master_port = batch->master_port;
+  if (options.run_id.empty()) options.run_id = batch->run_id;
 }
 
 void check_nodes(const Options& options) {
@@ -124,31 +128,124 @@ void check_nodes(const Options& options) {
   }
 }
 
+void read_program(Options& options, const OptionValues& values, std::string_view called) {
+  options.use_env = values.flag("use_env") || called.substr(called.rfind('/') + 1) == "ddprun";
+  options.module = values.flag("module");
+  options.no_python = values.flag("no_python");
+  options.run_path = values.flag("run_path");
+  for (const char* python : {"module", "run_path"}) {
+    if (options.no_python && values.flag(python)) {
+      usage_error(
+          fmt::format("--no_python and --{} contradict each other: give one of them", python));
+    }
+  }
+  options.role = values.text("role", options.role);
+  options.virtual_local_rank = values.flag("virtual_local_rank");
+  if (const auto* numa = values.find("numa_binding")) {
+    if (numa->text != "node") {
+      usage_error(
+          fmt::format("{} must be 'node', not '{}': the other modes of torchrun (socket, "
+                      "exclusive, core-complex) are not available",
+                      numa->source, numa->text));
+    }
+    options.bind_to_numa_nodes = true;
+  }
+}
+
+StreamMask stream_mask(const OptionValues& values, std::string_view name, int workers) {
+  const OptionValues::Value* value = values.find(name);
+  if (value == nullptr) return {};
+  StreamMask mask(value->text, value->source);
+  if (mask.highest_rank() >= workers) {
+    usage_error(fmt::format("{}={} names local rank {}, and they go from 0 to {}", value->source,
+                            value->text, mask.highest_rank(), workers - 1));
+  }
+  return mask;
+}
+
+void read_output(Options& options, const OptionValues& values, const VariableLookup& variables) {
+  options.log_dir = values.text("log_dir");
+  options.redirects = stream_mask(values, "redirects", options.nproc_per_node);
+  options.tee = stream_mask(values, "tee", options.nproc_per_node);
+  if (options.redirects.any() && options.log_dir.empty()) {
+    usage_error(fmt::format("{} needs --log_dir=FOLDER: where the files go",
+                            values.find("redirects")->source));
+  }
+  if (const auto* visible = values.find("local_ranks_filter")) {
+    options.visible = parse_local_ranks(visible->text, visible->source);
+    if (!options.visible->empty() && *options.visible->rbegin() >= options.nproc_per_node) {
+      usage_error(fmt::format("{}={} names local rank {}, and they go from 0 to {}",
+                              visible->source, visible->text, *options.visible->rbegin(),
+                              options.nproc_per_node - 1));
+    }
+  }
+
+  const std::string form = values.text("line_prefix");
+  const char* from_torchrun = variables("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
+  options.prefix_all = !form.empty() && form != "none";
+  if (form == "rank") {
+    options.line_prefix = kRankPrefix;
+  } else if (form == "role") {
+    options.line_prefix = kRolePrefix;
+  } else if (!form.empty()) {
+    options.line_prefix = form == "none" ? "" : form;
+  } else {
+    options.line_prefix = from_torchrun != nullptr ? from_torchrun : kRankPrefix;
+  }
+}
+
+void read_ending(Options& options, const OptionValues& values) {
+  options.max_restarts = values.whole_number("max_restarts", 0, kMostRestarts, 0);
+  options.grace_period = values.seconds("grace_period").value_or(options.grace_period);
+  options.timeout = values.seconds("timeout");
+  if (options.timeout && options.timeout->count() == 0)
+    usage_error(fmt::format("{} must be more than 0 seconds", values.find("timeout")->source));
+  if (const auto* names = values.find("signals_to_handle")) {
+    options.ending_signals.clear();
+    for (const std::string_view name : split_at_commas(names->text)) {
+      const int signal = signal_number(name);
+      if (signal == 0 || !may_be_handled(signal)) {
+        usage_error(
+            fmt::format("{}: '{}' is no signal that can be handled; for example "
+                        "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
+                        names->source, name));
+      }
+      options.ending_signals.insert(signal);
+    }
+  }
+}
+
+void check_accepted(const OptionValues& values) {
+  values.seconds("monitor_interval");
+  const std::string method = values.text("start_method", "spawn");
+  if (method != "spawn" && method != "fork" && method != "forkserver") {
+    usage_error(fmt::format("{} must be spawn, fork or forkserver, not '{}'",
+                            values.find("start_method")->source, method));
+  }
+}
+
 }  // namespace
 
-Options parse_options(std::span<const char* const> argv) {
+Options::Options() : ending_signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT} {}
+
+Options parse_options(std::span<const char* const> argv, const VariableLookup& variables) {
   SplitArguments split = split_arguments(argv.subspan(std::min<size_t>(1, argv.size())));
-  const cxxopts::ParseResult parsed = parse_own(split.options);
+  const OptionValues values(split.options, variables);
 
   Options options;
-  options.help = parsed.count("help") != 0;
-  options.version = parsed.count("version") != 0;
+  options.help = values.flag("help");
+  options.version = values.flag("version");
   if (options.help || options.version) return options;
 
-  options.nnodes = whole_number(parsed, "nnodes", 1, kMostNodes, 1);
-  options.node_rank = whole_number(parsed, "node_rank", 0, kMostNodes - 1, 0);
-  options.nproc_per_node = workers_per_node(parsed);
-  options.master_port = whole_number(parsed, "master_port", 1, 65535, 0);
-  if (parsed.count("master_addr") != 0) {
-    options.master_addr = parsed["master_addr"].as<std::string>();
-    if (options.master_addr.empty()) usage_error("--master_addr must not be empty");
-  }
-  options.grace_period = grace_period(parsed);
+  options.nproc_per_node = workers_per_node(values);
+  read_nodes(options, values, variables);
   check_nodes(options);
-
-  const std::string_view called = argv.empty() ? "" : argv.front();
-  options.use_env =
-      parsed.count("use_env") != 0 || called.substr(called.rfind('/') + 1) == "ddprun";
+  options.local_addr = values.text("local_addr");
+  read_program(options, values, argv.empty() ? "" : argv.front());
+  read_output(options, values, variables);
+  read_ending(options, values);
+  check_accepted(values);
+  options.dry_run = values.flag("dry_run");
 
   options.command = std::move(split.command);
   if (options.command.empty()) {
@@ -156,21 +253,6 @@ Options parse_options(std::span<const char* const> argv) {
         "no program given\nUsage: launch [options] program [its arguments]; see launch --help");
   }
   return options;
-}
-
-std::string help_text() {
-  std::vector<std::string> groups;
-  for (const OptionSpec& option : option_table()) {
-    if (groups.empty() || groups.back() != option.group) groups.emplace_back(option.group);
-  }
-  std::string text = make_parser().help(groups);
-  for (const std::string& group : groups) {
-    // The parser's own heading is "GROUP options".
-    const std::string heading = group + " options:";
-    const auto at = text.find(heading);
-    if (at != std::string::npos) text.replace(at, heading.size(), group + ":");
-  }
-  return text.append(kExamples);
 }
 
 }  // namespace ddp::launcher

@@ -74,6 +74,16 @@ ExecFailure explain_exec_failure(const std::string& path, int error) {
   }
 }
 
+void check_script(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) refuse(path, errno);
+  if (S_ISDIR(status.st_mode)) refuse(path, EISDIR);
+  if (::faccessat(AT_FDCWD, path.c_str(), R_OK, AT_EACCESS) != 0) {
+    throw Error(ExitStatus::kNotExecutable,
+                fmt::format("cannot read {}: {}", path, std::strerror(errno)));
+  }
+}
+
 std::string find_program(const std::string& name) {
   if (name.find('/') != std::string::npos) {
     const int error = check_executable(name);

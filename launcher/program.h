@@ -9,6 +9,9 @@ namespace ddp::launcher {
 /// Throws Error, status 127 where there is no such file, 126 where it cannot be run.
 std::string find_program(const std::string& name);
 
+/// Throws Error where there is no such file to be read: a script for an interpreter.
+void check_script(const std::string& path);
+
 /// What to say when execve(`path`) failed with `error`, and the status to end with.
 struct ExecFailure {
   int status;

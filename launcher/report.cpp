@@ -25,12 +25,25 @@ std::string clock_time(std::chrono::system_clock::time_point time) {
   return fmt::format("{}.{:03}", text, since_epoch.count() % 1000);
 }
 
+std::string indented(const std::string& text) {
+  std::string result;
+  for (size_t begin = 0; begin < text.size();) {
+    const auto end = std::min(text.find('\n', begin), text.size());
+    result.append("      ").append(text, begin, end - begin).push_back('\n');
+    begin = end + 1;
+  }
+  return result;
+}
+
 std::string describe(const Worker& worker, const std::string& host) {
   const double seconds = std::chrono::duration<double>(worker.ended - worker.started).count();
-  return fmt::format(
+  std::string text = fmt::format(
       "  rank {} (local rank {}, pid {}, host {}) {}\n    started {}, ended {} (after {:.3f} s)\n",
       worker.rank, worker.local_rank, worker.pid, host, describe_end(worker),
       clock_time(worker.started), clock_time(worker.ended), seconds);
+  if (!worker.error_text.empty()) text += "    it said:\n" + indented(worker.error_text);
+  for (const std::string& file : worker.files) text += fmt::format("    see {}\n", file);
+  return text;
 }
 
 template <typename Predicate>
@@ -63,7 +76,8 @@ std::string describe_end(const Worker& worker) {
 }
 
 std::string failure_report(const std::vector<Worker>& workers, const std::vector<size_t>& failures,
-                           const std::string& host, const std::string& program) {
+                           const std::string& host, const std::string& program,
+                           const std::string& ending) {
   const Worker& first = workers.at(failures.at(0));
   std::string text = fmt::format("{} failed: rank {} {}\nroot cause:\n{}", program, first.rank,
                                  describe_end(first), describe(first, host));
@@ -82,16 +96,15 @@ std::string failure_report(const std::vector<Worker>& workers, const std::vector
   }
   text += list(workers,
                "stopped by the launcher after that:", [](const Worker& w) { return w.stopped; });
-  text += fmt::format("exit status: {}", first.status());
-  return text;
+  return text + (ending.empty() ? fmt::format("exit status: {}", first.status()) : ending);
 }
 
-std::string stop_report(const std::vector<Worker>& workers, int signal) {
-  std::string text = fmt::format("stopped by {}\n", signal_name(signal));
+std::string stop_report(const std::vector<Worker>& workers, const std::string& why, int status) {
+  std::string text = why + "\n";
   text += list(workers,
                "the workers were told, and ended so:", [](const Worker& w) { return w.stopped; });
   text += list(workers, "had ended before:", [](const Worker& w) { return !w.stopped; });
-  text += fmt::format("exit status: {}", 128 + signal);
+  text += fmt::format("exit status: {}", status);
   return text;
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -19,7 +20,7 @@ constexpr std::pair<int, const char*> kNames[] = {
     {SIGSYS, "SIGSYS"},
 };
 
-constexpr std::array kTakenOver = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT};
+constexpr std::array kPassedOn = {SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 
 bool is_ignored(int signal) {
   struct sigaction action {};
@@ -35,7 +36,22 @@ std::string signal_name(int signal) {
   return fmt::format("signal {}", signal);
 }
 
-SignalTakeover::SignalTakeover() {
+int signal_number(std::string_view name) {
+  const std::string full =
+      name.substr(0, 3) == "SIG" ? std::string(name) : fmt::format("SIG{}", name);
+  for (const auto& [number, known] : kNames) {
+    if (full == known) return number;
+  }
+  return 0;
+}
+
+bool may_be_handled(int signal) {
+  constexpr std::array kNever = {SIGKILL, SIGSTOP, SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU,
+                                 SIGSEGV, SIGBUS,  SIGFPE,  SIGILL,  SIGTRAP, SIGSYS,  SIGPIPE};
+  return std::find(kNever.begin(), kNever.end(), signal) == kNever.end();
+}
+
+SignalTakeover::SignalTakeover(const std::set<int>& ending) {
   struct sigaction action {};
   action.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &action, &original_sigpipe_);
@@ -45,7 +61,9 @@ SignalTakeover::SignalTakeover() {
 
   sigemptyset(&handled_);
   sigaddset(&handled_, SIGCHLD);
-  for (const int signal : kTakenOver) {
+  std::set<int> wanted = ending;
+  wanted.insert(kPassedOn.begin(), kPassedOn.end());
+  for (const int signal : wanted) {
     if (!is_ignored(signal)) sigaddset(&handled_, signal);
   }
   ::sigprocmask(SIG_BLOCK, &handled_, &original_mask_);

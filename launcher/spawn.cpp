@@ -14,13 +14,23 @@
 namespace ddp::launcher {
 namespace {
 
+/// Everything between fork and execve is async-signal-safe.
+bool prepare(const SpawnRequest& request) {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (request.standard_fds[fd] >= 0 && ::dup2(request.standard_fds[fd], fd) < 0) return false;
+  }
+  if (request.keep_fd >= 0 && ::fcntl(request.keep_fd, F_SETFD, 0) != 0) return false;
+  if (request.open_files != nullptr && ::setrlimit(RLIMIT_NOFILE, request.open_files) != 0)
+    return false;
+  return request.cpus == nullptr || ::sched_setaffinity(0, request.cpus_size, request.cpus) == 0;
+}
+
 [[noreturn]] void become_worker(const SpawnRequest& request, pid_t parent) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have died before the line above.
   if (::getppid() != parent) ::_exit(127);
-  if ((request.stdin_fd < 0 || ::dup2(request.stdin_fd, STDIN_FILENO) >= 0) &&
-      (request.keep_fd < 0 || ::fcntl(request.keep_fd, F_SETFD, 0) == 0)) {
+  if (prepare(request)) {
     request.signals->restore();
     ::execve(request.path, request.arguments, request.environment);
   }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sched.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <launcher/signals.h>
@@ -12,9 +14,13 @@ struct SpawnRequest {
   char* const* arguments;
   char* const* environment;
   const SignalTakeover* signals;
-  int* error;         ///< in SharedErrors: set where it could not be executed
-  int stdin_fd = -1;  ///< becomes its standard input; -1: the launcher's own
-  int keep_fd = -1;   ///< stays open in it; -1: none
+  int* error;  ///< in SharedErrors: set where it could not be executed
+  /// What becomes its standard input, output and error; -1: the launcher's own.
+  int standard_fds[3] = {-1, -1, -1};
+  int keep_fd = -1;                    ///< stays open in it; -1: none
+  const rlimit* open_files = nullptr;  ///< its limit on open files; null: the launcher's own
+  const cpu_set_t* cpus = nullptr;     ///< where it may run; null: as the launcher
+  size_t cpus_size = 0;                ///< bytes of `cpus`
 };
 
 /// One error number for each worker, in memory that is shared with the new processes: what a worker

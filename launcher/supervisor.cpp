@@ -1,9 +1,5 @@
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/epoll.h>
 #include <sys/signalfd.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,28 +7,22 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
-#include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include <launcher/descendants.h>
-#include <launcher/environment.h>
 #include <launcher/error.h>
-#include <launcher/message.h>
 #include <launcher/program.h>
 #include <launcher/report.h>
-#include <launcher/spawn.h>
 #include <launcher/standard_fds.h>
 #include <launcher/supervisor.h>
 
 namespace ddp::launcher {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-constexpr uint64_t kControlTag = UINT64_MAX;
-constexpr uint64_t kChildTag = UINT64_MAX - 1;
 
 /// What a worker's own helpers get to end by themselves once it has.
 constexpr milliseconds kLeftoverExit{100};
@@ -41,252 +31,286 @@ constexpr milliseconds kLeftoverGrace{1000};
 /// this it is named and left.
 constexpr milliseconds kKillLimit{10000};
 
-int open_pidfd(pid_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
-
 std::string seconds(milliseconds time) {
   return fmt::format("{:g} s", std::chrono::duration<double>(time).count());
-}
-
-std::string host_name() {
-  char name[256] = "";
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
 }
 
 const char* plural(size_t count) { return count == 1 ? "" : "s"; }
 
 }  // namespace
 
-Supervisor::Supervisor(const Job& job, const SignalTakeover& signals, int control_fd)
-    : job_(job),
-      signals_(signals),
-      control_fd_(control_fd),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
-      exec_errors_(static_cast<size_t>(job.options.nproc_per_node)) {
+Supervisor::Supervisor(Job& job, const SignalTakeover& signals, int control_fd)
+    : job_(job), signals_(signals), control_fd_(control_fd), output_(job, loop_) {
   sigset_t child;
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);
   child_signal_ = UniqueFd(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!epoll_ || !child_signal_) {
+  if (!child_signal_) {
     throw Error(ExitStatus::kSetup,
                 fmt::format("cannot watch the workers: {}", std::strerror(errno)));
   }
-  watch(control_fd_, kControlTag);
-  watch(child_signal_.get(), kChildTag);
-}
+  loop_.watch(control_fd_, EPOLLIN, {EventTag::Source::kControl, 0});
+  loop_.watch(child_signal_.get(), EPOLLIN, {EventTag::Source::kChild, 0});
 
-void Supervisor::watch(int fd, uint64_t tag) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = tag;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+  const size_t needed = output_.files_needed();
+  if (needed > limit_.available()) {
+    throw Error(ExitStatus::kSetup,
+                fmt::format("showing the lines of {} workers needs {} open files more, and the "
+                            "limit is {}\nRaise it (ulimit -n {}), use --redirects instead of "
+                            "--tee, or show fewer workers with --local_ranks_filter.",
+                            job.options.nproc_per_node, needed, limit_.limit(),
+                            limit_.limit() + needed - limit_.available()));
+  }
 }
 
 int Supervisor::run() {
-  if (!start_workers()) {
+  if (job_.options.timeout) job_deadline_ = Clock::now() + *job_.options.timeout;
+  while (run_attempt()) {
+    const Worker& first = workers_->workers()[workers_->failures().front()];
+    output_.say(failure_report(
+        workers_->workers(), workers_->failures(), host(), job_.options.command.front(),
+        fmt::format("starting all workers again, after rank {} {} (restart {} of {})", first.rank,
+                    describe_end(first), attempt_ + 1, job_.options.max_restarts)));
+    ++attempt_;
+    job_.master = renew_master(std::move(job_.master));
+  }
+  const int status = report();
+  while (!output_.all_shown()) wait_for_events();
+  return status;
+}
+
+bool Supervisor::run_attempt() {
+  try {
+    start_workers();
+  } catch (...) {
     kill_all();
-    return ExitStatus::kSetup;
+    throw;
   }
-  while (!finished()) wait_for_events();
-  return finish();
+  while (phase_ != Phase::kEnded) wait_for_events();
+  deadline_ = Clock::now() + job_.options.grace_period;
+  output_.expect_ends();
+  while (!output_.all_read()) wait_for_events();
+  collect_errors();
+  return may_restart();
 }
 
-bool Supervisor::start_workers() {
-  const Options& options = job_.options;
-  WorkerEnvironment environment(environ, options, job_.master);
-  const UniqueFd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-
-  std::string local_rank_argument;
-  std::vector<char*> arguments;
-  // execve takes pointers to char for the sake of old programs; it does not write.
-  for (const std::string& word : options.command)
-    arguments.push_back(const_cast<char*>(word.c_str()));
-  if (!options.use_env) arguments.insert(arguments.begin() + 1, nullptr);
-  arguments.push_back(nullptr);
-
-  workers_.reserve(static_cast<size_t>(options.nproc_per_node));
-  for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
-    if (!options.use_env) {
-      local_rank_argument = fmt::format("--local_rank={}", local_rank);
-      arguments[1] = local_rank_argument.data();
-    }
-    Worker worker;
-    worker.rank = options.rank(local_rank);
-    worker.local_rank = local_rank;
-    worker.started = std::chrono::system_clock::now();
-    SpawnRequest request{job_.program.c_str(), arguments.data(), environment.of(local_rank),
-                         &signals_, &exec_errors_[workers_.size()]};
-    if (local_rank > 0) request.stdin_fd = no_input.get();
-    if (worker.rank == 0) request.keep_fd = job_.master.reserved.get();
-    worker.pid = spawn(request);
-    if (worker.pid < 0) {
-      print_message(fmt::format(
-          "cannot start rank {}: {} (is there a limit on processes or memory? see ulimit -a)",
-          worker.rank, std::strerror(errno)));
-      return false;
-    }
-    // Without a pidfd (an old kernel, too many open files) SIGCHLD still tells of its end, only the
-    // order of ends is less exact.
-    UniqueFd pidfd(open_pidfd(worker.pid));
-    if (pidfd) watch(pidfd.get(), workers_.size());
-    pidfds_.push_back(std::move(pidfd));
-    workers_.push_back(worker);
-    ++running_;
-  }
+void Supervisor::start_workers() {
+  phase_ = Phase::kRunning;
+  childless_ = false;
+  output_.begin_attempt(attempt_);
+  workers_.emplace(job_, signals_, loop_, limit_);
+  error_files_ = make_error_files();
+  workers_->start(job_.master, attempt_, output_, error_files_);
   release_standard_input();
-  return true;
 }
 
-bool Supervisor::finished() const {
-  switch (phase_) {
-    case Phase::kRunning:
-      return running_ == 0;
-    case Phase::kStopping:
-      return std::none_of(workers_.begin(), workers_.end(),
-                          [](const Worker& worker) { return worker.group_alive; });
-    case Phase::kKilled:
-      break;
+ErrorFiles Supervisor::make_error_files() const {
+  const auto count = static_cast<size_t>(job_.options.nproc_per_node);
+  if (!job_.options.log_dir.empty()) {
+    std::vector<std::string> folders;
+    for (int local_rank = 0; local_rank < job_.options.nproc_per_node; ++local_rank)
+      folders.push_back(output_.folder_of(local_rank));
+    return ErrorFiles(folders);
   }
-  return true;
+  // Each is an open file, and they are worth less than what the workers write.
+  if (count + output_.files_needed() > limit_.available()) return {};
+  return ErrorFiles(count);
 }
+
+bool Supervisor::in_haste() const { return told_to_end_ || timed_out_; }
 
 int Supervisor::wait_timeout() const {
-  if (phase_ != Phase::kStopping) return -1;
-  const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now()).count();
+  std::optional<Clock::time_point> until;
+  if (phase_ == Phase::kRunning || (phase_ == Phase::kEnded && !in_haste())) {
+    until = job_deadline_;
+  } else {
+    until = deadline_;
+  }
+  if (!until) return -1;
+  const auto left = std::chrono::ceil<milliseconds>(*until - Clock::now()).count();
   return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
 }
 
 void Supervisor::wait_for_events() {
-  // epoll gives the pidfds in the order in which they became readable, so the first failure is
-  // known even when several workers are dead by the time that this process runs. Then the rest of
-  // the dead are reaped before anything is done about them: who died of his own accord must not be
-  // taken for one that the launcher stopped.
-  const bool ended = handle_events(wait_timeout());
-  if (ended || child_signaled_) {
-    child_signaled_ = false;
-    signalfd_siginfo ignored{};
-    while (::read(child_signal_.get(), &ignored, sizeof(ignored)) > 0) {
+  // The loop gives the workers in the order in which they ended, so the first failure is known even
+  // when several are dead by the time that this process runs. Then the rest of the dead are reaped
+  // before anything is done about them: who died of his own accord must not be taken for one that
+  // the launcher stopped.
+  bool ended = false;
+  loop_.wait(wait_timeout(), [&](EventTag tag) {
+    switch (tag.source) {
+      case EventTag::Source::kControl:
+        handle_control();
+        break;
+      case EventTag::Source::kChild:
+        child_signaled_ = true;
+        break;
+      case EventTag::Source::kWorker:
+        workers_->handle_end(tag.index);
+        ended = true;
+        break;
+      case EventTag::Source::kPipe:
+        output_.handle_pipe(tag.index);
+        break;
+      case EventTag::Source::kScreen:
+        output_.handle_screen(tag.index);
+        break;
     }
-    reap_children([this](pid_t pid, int status) { child_reaped(pid, status); });
-    // A group that has lost its leader loses its last member as a child of this process, too.
-    forget_empty_groups();
-  }
+  });
+  if (ended || child_signaled_) reap();
   act();
 }
 
-bool Supervisor::handle_events(int timeout) {
-  std::array<epoll_event, 64> events;
-  const int count =
-      ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
-  bool ended = false;
-  for (int i = 0; i < count; ++i) {
-    const uint64_t tag = events[static_cast<size_t>(i)].data.u64;
-    if (tag == kControlTag) {
-      handle_control();
-    } else if (tag == kChildTag) {
-      child_signaled_ = true;
-    } else {
-      Worker& worker = workers_[tag];
-      int status = 0;
-      if (worker.running() && ::waitpid(worker.pid, &status, WNOHANG) == worker.pid) {
-        worker_ended(worker, status);
-        ended = true;
-      }
-    }
+void Supervisor::reap() {
+  child_signaled_ = false;
+  signalfd_siginfo ignored{};
+  while (::read(child_signal_.get(), &ignored, sizeof(ignored)) > 0) {
   }
-  return ended;
-}
-
-void Supervisor::child_reaped(pid_t pid, int wait_status) {
-  const auto found = std::find_if(workers_.begin(), workers_.end(), [pid](const Worker& worker) {
-    return worker.running() && worker.pid == pid;
-  });
-  if (found != workers_.end()) worker_ended(*found, wait_status);
-}
-
-void Supervisor::worker_ended(Worker& worker, int wait_status) {
-  const auto index = static_cast<size_t>(&worker - workers_.data());
-  worker.ended_with(wait_status);
-  --running_;
-  if (pidfds_[index]) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, pidfds_[index].get(), nullptr);
-  pidfds_[index].reset();
-  if (phase_ != Phase::kRunning || !worker.failed()) return;
-  failures_.push_back(index);
-  if (exec_error_ == 0) exec_error_ = exec_errors_[index];
+  childless_ = !reap_children([this](pid_t pid, int status) { workers_->reaped(pid, status); });
+  // A group that has lost its leader loses its last member as a child of this process, too.
+  workers_->forget_empty_groups();
 }
 
 void Supervisor::handle_control() {
   std::array<unsigned char, 64> signals;
   const ssize_t count = ::read(control_fd_, signals.data(), signals.size());
-  if (count == 0) front_died_ = true;
+  if (count == 0) {
+    front_died_ = true;
+    loop_.forget(control_fd_);  // it tells of nothing else from now on
+  }
   for (ssize_t i = 0; i < count; ++i) handle_signal(signals[static_cast<size_t>(i)]);
 }
 
 void Supervisor::handle_signal(int signal) {
   if (signal == SIGTSTP) {
     // Not SIGTSTP itself: the kernel ignores it in groups that no shell looks after.
-    if (phase_ == Phase::kRunning) signal_groups(SIGSTOP);
+    if (phase_ == Phase::kRunning) workers_->signal_groups(SIGSTOP);
   } else if (signal == SIGCONT) {
-    signal_groups(SIGCONT);
-  } else if (phase_ == Phase::kRunning) {
-    if (running_ == 0) return;
-    stop_signal_ = signal;
-    print_message(fmt::format(
-        "received {}: passing it to {} worker{}; what is left after {} is killed",
-        signal_name(signal), running_, plural(running_), seconds(job_.options.grace_period)));
-    stop(signal);
-  } else if (phase_ == Phase::kStopping) {
-    if (signal == SIGINT) {
-      print_message("interrupted again: killing the workers");
-      kill_all();
-    } else {
-      signal_groups(signal);
-    }
+    workers_->signal_groups(SIGCONT);
+  } else if (job_.options.ending_signals.count(signal) != 0) {
+    end_by_signal(signal);
+  } else {
+    workers_->signal_workers(signal);
+  }
+}
+
+void Supervisor::end_by_signal(int signal) {
+  told_to_end_ = true;
+  switch (phase_) {
+    case Phase::kRunning:
+      if (workers_->running() == 0) return;
+      stop_signal_ = signal;
+      output_.say(
+          fmt::format("received {}: passing it to {} worker{}; what is left after {} is killed",
+                      signal_name(signal), workers_->running(), plural(workers_->running()),
+                      seconds(job_.options.grace_period)));
+      stop(signal);
+      break;
+    case Phase::kStopping:
+    case Phase::kLeftovers:
+    case Phase::kLeftoversTold:
+      if (signal == SIGINT) {
+        output_.say("interrupted again: killing the workers");
+        kill_all();
+      } else {
+        workers_->signal_groups(signal);
+      }
+      break;
+    case Phase::kEnded:
+      output_.abandon_screens();
+      break;
   }
 }
 
 void Supervisor::act() {
-  if (front_died_) {
-    kill_all();
-  } else if (phase_ == Phase::kRunning && !failures_.empty()) {
-    const Worker& first = workers_[failures_.front()];
-    if (running_ > 0 && exec_error_ == 0) {
-      print_message(fmt::format(
-          "rank {} (pid {}) {}: stopping the other{}; what is left after {} is killed", first.rank,
-          first.pid, describe_end(first), plural(running_), seconds(job_.options.grace_period)));
-    }
-    stop(SIGTERM);
-  } else if (phase_ == Phase::kStopping && Clock::now() >= deadline_ && !finished()) {
-    if (running_ > 0) {
-      print_message(fmt::format("{} worker{} did not end within {}: killed", running_,
-                                plural(running_), seconds(job_.options.grace_period)));
-    }
-    kill_all();
+  while (act_once()) {
   }
+}
+
+/// Returns whether it did something that may call for more.
+bool Supervisor::act_once() {
+  const bool late = Clock::now() >= deadline_;
+  const bool job_late = job_deadline_ && Clock::now() >= *job_deadline_;
+  if (front_died_ && phase_ != Phase::kEnded) {
+    kill_all();
+    return true;
+  }
+  switch (phase_) {
+    case Phase::kRunning:
+      if (!workers_->failures().empty()) {
+        const Worker& first = workers_->workers()[workers_->failures().front()];
+        if (workers_->running() > 0 && workers_->exec_error() == 0) {
+          output_.say(fmt::format(
+              "rank {} (pid {}) {}: stopping the other{}; what is left after {} is killed",
+              first.rank, first.pid, describe_end(first), plural(workers_->running()),
+              seconds(job_.options.grace_period)));
+        }
+        stop(SIGTERM);
+        return true;
+      }
+      if (workers_->running() == 0) {
+        end_leftovers();
+        return true;
+      }
+      if (job_late) {
+        timed_out_ = true;
+        output_.say(
+            fmt::format("the job took longer than {} (--timeout): stopping {} worker{}; what is "
+                        "left after {} is killed",
+                        seconds(*job_.options.timeout), workers_->running(),
+                        plural(workers_->running()), seconds(job_.options.grace_period)));
+        stop(SIGTERM);
+        return true;
+      }
+      return false;
+    case Phase::kStopping:
+      if (workers_->groups_empty()) {
+        end_leftovers();
+        return true;
+      }
+      if (late) {
+        if (workers_->running() > 0) {
+          output_.say(fmt::format("{} worker{} did not end within {}: killed", workers_->running(),
+                                  plural(workers_->running()), seconds(job_.options.grace_period)));
+        }
+        kill_all();
+      }
+      return false;
+    case Phase::kLeftovers:
+    case Phase::kLeftoversTold:
+      if (childless_) {
+        phase_ = Phase::kEnded;
+      } else if (late && phase_ == Phase::kLeftovers) {
+        tell_leftovers();
+      } else if (late) {
+        kill_all();
+      }
+      return false;
+    case Phase::kEnded:
+      if (front_died_ || job_late || (late && in_haste())) output_.abandon_screens();
+      return false;
+  }
+  return false;
 }
 
 void Supervisor::stop(int signal) {
   phase_ = Phase::kStopping;
   deadline_ = Clock::now() + job_.options.grace_period;
-  for (Worker& worker : workers_) worker.stopped = worker.running();
-  signal_groups(signal);
-  signal_groups(SIGCONT);  // a stopped process gets the other signal only once it runs
-}
-
-void Supervisor::kill_all() {
-  phase_ = Phase::kKilled;
-  for (Worker& worker : workers_) worker.stopped |= worker.running();
-  signal_groups(SIGKILL);
-  const auto immortal =
-      kill_descendants(kKillLimit, [this](pid_t pid, int status) { child_reaped(pid, status); });
-  if (!immortal.empty() && !front_died_) {
-    print_message(fmt::format("cannot kill the process{} {}: left behind",
-                              immortal.size() == 1 ? "" : "es", fmt::join(immortal, ", ")));
-  }
+  workers_->expect_ends();
+  workers_->signal_groups(signal);
+  workers_->signal_groups(SIGCONT);  // a stopped process gets the other signal only once it runs
+  workers_->forget_empty_groups();
 }
 
 void Supervisor::end_leftovers() {
-  const auto ignore = [](pid_t, int) {};
-  if (!reap_children(ignore) || await_descendants(kLeftoverExit, ignore)) return;
+  phase_ = Phase::kLeftovers;
+  deadline_ = Clock::now() + kLeftoverExit;
+  reap();
+}
+
+void Supervisor::tell_leftovers() {
+  phase_ = Phase::kLeftoversTold;
+  deadline_ = Clock::now() + std::min(kLeftoverGrace, job_.options.grace_period);
   std::vector<pid_t> left;
   for (const Process& process : descendants_of(::getpid())) {
     if (process.zombie) continue;
@@ -294,43 +318,67 @@ void Supervisor::end_leftovers() {
     ::kill(process.pid, SIGTERM);
     ::kill(process.pid, SIGCONT);
   }
-  if (!left.empty()) {
-    print_message(fmt::format("ending {} process{} that the workers left behind (pid {})",
-                              left.size(), left.size() == 1 ? "" : "es", fmt::join(left, ", ")));
-  }
-  if (!await_descendants(std::min(kLeftoverGrace, job_.options.grace_period), ignore)) kill_all();
+  if (left.empty()) return;
+  output_.say(fmt::format("ending {} process{} that the workers left behind (pid {})", left.size(),
+                          left.size() == 1 ? "" : "es", fmt::join(left, ", ")));
 }
 
-void Supervisor::signal_groups(int signal) const {
-  for (const Worker& worker : workers_) {
-    if (!worker.group_alive) continue;
-    // A worker that has just been started may not lead its group yet.
-    if (::kill(-worker.pid, signal) != 0 && worker.running()) ::kill(worker.pid, signal);
+void Supervisor::kill_all() {
+  phase_ = Phase::kEnded;
+  if (workers_) {
+    workers_->expect_ends();
+    workers_->signal_groups(SIGKILL);
   }
-}
-
-void Supervisor::forget_empty_groups() {
-  for (Worker& worker : workers_) {
-    if (worker.running() || !worker.group_alive) continue;
-    worker.group_alive = ::kill(-worker.pid, 0) == 0 || errno != ESRCH;
+  const auto immortal = kill_descendants(kKillLimit, [this](pid_t pid, int status) {
+    if (workers_) workers_->reaped(pid, status);
+  });
+  if (!immortal.empty() && !front_died_) {
+    output_.say(fmt::format("cannot kill the process{} {}: left behind",
+                            immortal.size() == 1 ? "" : "es", fmt::join(immortal, ", ")));
   }
 }
 
-int Supervisor::finish() {
-  if (phase_ != Phase::kKilled) end_leftovers();
+bool Supervisor::may_restart() const {
+  return !workers_->failures().empty() && workers_->exec_error() == 0 && !front_died_ &&
+         !told_to_end_ && (!job_deadline_ || Clock::now() < *job_deadline_) &&
+         attempt_ < job_.options.max_restarts;
+}
+
+void Supervisor::collect_errors() {
+  for (const size_t index : workers_->failures())
+    workers_->workers()[index].error_text = error_files_.text_of(index);
+}
+
+std::string Supervisor::host() const {
+  if (!job_.options.local_addr.empty()) return job_.options.local_addr;
+  char name[256] = "";
+  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
+}
+
+int Supervisor::report() {
   if (front_died_) return ExitStatus::kSignalBase + SIGKILL;
-  if (exec_error_ != 0) {
-    const ExecFailure failure = explain_exec_failure(job_.program, exec_error_);
-    print_message(failure.text);
+  if (workers_->exec_error() != 0) {
+    const ExecFailure failure = explain_exec_failure(job_.command.path, workers_->exec_error());
+    output_.say(failure.text);
     return failure.status;
   }
-  if (!failures_.empty()) {
-    print_message(failure_report(workers_, failures_, host_name(), job_.options.command.front()));
-    return workers_[failures_.front()].status();
+  const std::vector<Worker>& workers = workers_->workers();
+  if (!workers_->failures().empty()) {
+    output_.say(
+        failure_report(workers, workers_->failures(), host(), job_.options.command.front()));
+    return workers[workers_->failures().front()].status();
+  }
+  if (timed_out_) {
+    output_.say(stop_report(
+        workers, fmt::format("stopped after {} (--timeout)", seconds(*job_.options.timeout)),
+        ExitStatus::kTimeout));
+    return ExitStatus::kTimeout;
   }
   if (stop_signal_ != 0) {
-    print_message(stop_report(workers_, stop_signal_));
-    return ExitStatus::kSignalBase + stop_signal_;
+    const int status = ExitStatus::kSignalBase + stop_signal_;
+    output_.say(
+        stop_report(workers, fmt::format("stopped by {}", signal_name(stop_signal_)), status));
+    return status;
   }
   return 0;
 }

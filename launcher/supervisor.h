@@ -1,70 +1,86 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
-#include <vector>
+#include <optional>
+#include <string>
 
+#include <launcher/error_file.h>
+#include <launcher/event_loop.h>
+#include <launcher/file_limit.h>
 #include <launcher/job.h>
+#include <launcher/output.h>
 #include <launcher/signals.h>
-#include <launcher/spawn.h>
 #include <launcher/unique_fd.h>
-#include <launcher/worker.h>
+#include <launcher/worker_group.h>
 
 namespace ddp::launcher {
 
 /// Starts the workers of one job, watches them, and ends them all when one fails or when it is told
-/// to. Runs in the guardian process (see Note [Front and guardian]), which must be a child
-/// subreaper and single-threaded. One loop over epoll; nothing is polled.
+/// to; then, as often as it may, starts them all again. Runs in the guardian process (see Note
+/// [Front and guardian]), which must be a child subreaper and single-threaded. One loop; nothing is
+/// polled.
 class Supervisor {
  public:
   /// `control_fd` gives one byte for each signal that the launcher got, and end-of-file when the
-  /// launcher died.
-  Supervisor(const Job& job, const SignalTakeover& signals, int control_fd);
+  /// launcher died. Throws Error.
+  Supervisor(Job& job, const SignalTakeover& signals, int control_fd);
 
-  /// Returns the launcher's exit status. No descendant is left then.
+  /// Returns the launcher's exit status. No descendant is left then, and all that they wrote has
+  /// been shown.
   int run();
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   enum class Phase {
     kRunning,
-    kStopping,  ///< the workers have been told to end; they are killed at `deadline_`
-    kKilled,    ///< everything has been killed and reaped
+    kStopping,       ///< the workers have been told to end; they are killed at `deadline_`
+    kLeftovers,      ///< the workers have ended; what they left may end until `deadline_`
+    kLeftoversTold,  ///< and has been told to; it is killed at `deadline_`
+    kEnded,          ///< no process is left; in haste, what is not shown at `deadline_` never is
   };
 
-  void watch(int fd, uint64_t tag);
-  bool start_workers();
+  bool run_attempt();
+  void start_workers();
+  ErrorFiles make_error_files() const;
   void wait_for_events();
-  bool handle_events(int timeout);
+  int wait_timeout() const;
+  bool in_haste() const;
   void handle_control();
   void handle_signal(int signal);
-  void worker_ended(Worker& worker, int wait_status);
-  void forget_empty_groups();
-  void child_reaped(pid_t pid, int wait_status);
+  void end_by_signal(int signal);
+  void reap();
   void act();
+  bool act_once();
   void stop(int signal);
-  void kill_all();
   void end_leftovers();
-  void signal_groups(int signal) const;
-  bool finished() const;
-  int finish();
-  int wait_timeout() const;
+  void tell_leftovers();
+  void kill_all();
+  bool may_restart() const;
+  void collect_errors();
+  std::string host() const;
+  int report();
 
-  const Job& job_;
+  Job& job_;
   const SignalTakeover& signals_;
   int control_fd_;
-  UniqueFd epoll_;
+  FileLimit limit_;
+  EventLoop loop_;
   UniqueFd child_signal_;
-  SharedErrors exec_errors_;
-  std::vector<Worker> workers_;
-  std::vector<UniqueFd> pidfds_;
-  std::vector<size_t> failures_;
-  size_t running_ = 0;
+  Output output_;
+  ErrorFiles error_files_;
+  std::optional<WorkerGroup> workers_;  ///< of the present attempt
+
+  int attempt_ = 0;
   Phase phase_ = Phase::kRunning;
-  int exec_error_ = 0;   ///< why the program could not be executed, 0: it could
-  int stop_signal_ = 0;  ///< sent to the launcher by its user, 0: none
+  Clock::time_point deadline_;
+  std::optional<Clock::time_point> job_deadline_;
+  int stop_signal_ = 0;       ///< sent to the launcher by its user, 0: none
+  bool told_to_end_ = false;  ///< by a signal, in whatever phase
+  bool timed_out_ = false;
   bool front_died_ = false;
   bool child_signaled_ = false;
-  std::chrono::steady_clock::time_point deadline_;
+  bool childless_ = false;  ///< no child is left, and so no descendant
 };
 
 }  // namespace ddp::launcher

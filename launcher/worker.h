@@ -3,6 +3,8 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <string>
+#include <vector>
 
 namespace ddp::launcher {
 
@@ -24,6 +26,9 @@ struct Worker {
   bool core_dumped = false;
   std::chrono::system_clock::time_point ended;
   bool stopped = false;  ///< ended after the launcher had told it to
+
+  std::vector<std::string> files;  ///< where what it wrote lies
+  std::string error_text;          ///< what it left in its error file
 
   /// Whether its process group may have members. Once it is empty its number may be given to
   /// somebody else's group, in a job of days: it must not be used any more.

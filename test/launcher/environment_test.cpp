@@ -34,6 +34,13 @@ Master local_master() {
   return master;
 }
 
+Job job_with(const Options& options) {
+  Job job;
+  job.options = options;
+  job.run_id = "some-run";
+  return job;
+}
+
 constexpr const char* kNothing[] = {nullptr};
 
 }  // namespace
@@ -45,7 +52,10 @@ TEST_CASE("a worker is told its place") {
   options.nproc_per_node = 2;
   Master master = local_master();
   master.loopback = false;
-  WorkerEnvironment environment(kNothing, options, master);
+  options.role = "trainer";
+  options.max_restarts = 3;
+  const Job job = job_with(options);
+  WorkerEnvironment environment(kNothing, job, master, 2);
   const Variables expected = {
       {"RANK", "3"},
       {"LOCAL_RANK", "1"},
@@ -55,12 +65,12 @@ TEST_CASE("a worker is told its place") {
       {"GROUP_WORLD_SIZE", "3"},
       {"ROLE_RANK", "3"},
       {"ROLE_WORLD_SIZE", "6"},
-      {"ROLE_NAME", "default"},
+      {"ROLE_NAME", "trainer"},
       {"MASTER_ADDR", "127.0.0.1"},
       {"MASTER_PORT", "4321"},
-      {"TORCHELASTIC_RESTART_COUNT", "0"},
-      {"TORCHELASTIC_MAX_RESTARTS", "0"},
-      {"TORCHELASTIC_RUN_ID", "none"},
+      {"TORCHELASTIC_RESTART_COUNT", "2"},
+      {"TORCHELASTIC_MAX_RESTARTS", "3"},
+      {"TORCHELASTIC_RUN_ID", "some-run"},
       {"TORCHELASTIC_USE_AGENT_STORE", "False"},
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
       {"OMP_NUM_THREADS", std::to_string(std::max(1, available_cores() / 2))},
@@ -79,7 +89,9 @@ TEST_CASE("what the launcher has is passed on, and what it says of another job i
                              "DDP_MASTER_LISTEN_FD=55",
                              "TORCHELASTIC_RUN_ID=x",
                              nullptr};
-  WorkerEnvironment environment(inherited, Options{}, local_master());
+  const Job job = job_with(Options{});
+  const Master master = local_master();
+  WorkerEnvironment environment(inherited, job, master, 0);
   const Variables variables = read(environment.of(0));
   CHECK(variables.at("HOME") == "/home/me");
   CHECK(variables.at("EMPTY").empty());
@@ -97,7 +109,9 @@ TEST_CASE("the user's own settings win") {
                              "TORCH_NCCL_ASYNC_ERROR_HANDLING=0", nullptr};
   Options options;
   options.nproc_per_node = 2;
-  WorkerEnvironment environment(inherited, options, local_master());
+  const Job job = job_with(options);
+  const Master master = local_master();
+  WorkerEnvironment environment(inherited, job, master, 0);
   const Variables variables = read(environment.of(1));
   CHECK(variables.at("OMP_NUM_THREADS") == "5");
   CHECK(variables.at("GLOO_SOCKET_IFNAME") == "eth7");
@@ -106,10 +120,12 @@ TEST_CASE("the user's own settings win") {
 
 TEST_CASE("threads are divided only where there are several workers, and there is one at least") {
   Options options;
-  WorkerEnvironment alone(kNothing, options, local_master());
+  const Job one = job_with(options);
+  WorkerEnvironment alone(kNothing, one, local_master(), 0);
   CHECK(read(alone.of(0)).count("OMP_NUM_THREADS") == 0);
   options.nproc_per_node = available_cores() * 4;
-  WorkerEnvironment crowd(kNothing, options, local_master());
+  const Job many = job_with(options);
+  WorkerEnvironment crowd(kNothing, many, local_master(), 0);
   CHECK(read(crowd.of(0)).at("OMP_NUM_THREADS") == "1");
 }
 
@@ -118,7 +134,8 @@ TEST_CASE("only rank 0 hears of the reserved socket, and all stay on loopback") 
   options.nproc_per_node = 2;
   Master master = local_master();
   master.reserved = UniqueFd(::dup(0));
-  WorkerEnvironment environment(kNothing, options, master);
+  const Job job = job_with(options);
+  WorkerEnvironment environment(kNothing, job, master, 0);
   const std::string fd = std::to_string(master.reserved.get());
   CHECK(read(environment.of(0)).at(kListenFdVariable) == fd);
   CHECK(read(environment.of(1)).count(kListenFdVariable) == 0);
@@ -127,13 +144,42 @@ TEST_CASE("only rank 0 hears of the reserved socket, and all stay on loopback") 
   CHECK(read(environment.of(0)).at(kListenFdVariable) == fd);
 }
 
-TEST_CASE("each run has an id of its own, the same for its workers") {
+TEST_CASE("each run has an id of its own, several nodes have one that all can know") {
+  Options options;
+  options.command = {"/bin/sh"};
+  const auto nothing = [](const char*) -> const char* { return nullptr; };
+  const Job one = prepare_job(options, nothing);
+  const Job other = prepare_job(options, nothing);
+  CHECK(one.run_id.size() == 16);
+  CHECK(one.run_id != other.run_id);
+  options.run_id = "mine";
+  CHECK(prepare_job(options, nothing).run_id == "mine");
+  options.run_id.clear();
+  options.nnodes = 2;
+  options.node_rank = 1;
+  options.master_addr = "127.0.0.1";
+  CHECK(prepare_job(options, nothing).run_id == "none");
+}
+
+TEST_CASE("the error file is named, and an inherited one is not") {
+  const char* inherited[] = {"TORCHELASTIC_ERROR_FILE=/outer", nullptr};
+  const Job job = job_with(Options{});
+  const Master master = local_master();
+  WorkerEnvironment environment(inherited, job, master, 0);
+  CHECK(read(environment.of(0, "/x")).at("TORCHELASTIC_ERROR_FILE") == "/x");
+  CHECK(read(environment.of(0)).count("TORCHELASTIC_ERROR_FILE") == 0);
+}
+
+TEST_CASE("a virtual local rank sees one device, as its first") {
+  const char* inherited[] = {"CUDA_VISIBLE_DEVICES=5,7", nullptr};
   Options options;
   options.nproc_per_node = 2;
-  WorkerEnvironment one(kNothing, options, local_master());
-  WorkerEnvironment other(kNothing, options, local_master());
-  const std::string id = read(one.of(0)).at("TORCHELASTIC_RUN_ID");
-  CHECK(id.size() == 16);
-  CHECK(read(one.of(1)).at("TORCHELASTIC_RUN_ID") == id);
-  CHECK(read(other.of(0)).at("TORCHELASTIC_RUN_ID") != id);
+  Job job = job_with(options);
+  job.devices = {"5", "7"};
+  const Master master = local_master();
+  WorkerEnvironment environment(inherited, job, master, 0);
+  const Variables variables = read(environment.of(1));
+  CHECK(variables.at("CUDA_VISIBLE_DEVICES") == "7");
+  CHECK(variables.at("LOCAL_RANK") == "0");
+  CHECK(variables.at("RANK") == "1");
 }

@@ -5,40 +5,16 @@
 
 #include <launcher/cores.h>
 #include <launcher/error.h>
+#include <launcher/help.h>
 #include <launcher/option_table.h>
 #include <launcher/options.h>
 #include <launcher/split_arguments.h>
 
 #include "catch2.h"
+#include "parse.h"
 
 using namespace ddp::launcher;
-
-namespace {
-
-using Words = std::vector<std::string>;
-
-std::vector<const char*> pointers(const Words& words) {
-  std::vector<const char*> result;
-  for (const std::string& word : words) result.push_back(word.c_str());
-  return result;
-}
-
-Options parse(Words words, const std::string& called = "/usr/bin/launch") {
-  words.insert(words.begin(), called);
-  return parse_options(pointers(words));
-}
-
-/// The error that this command line gives.
-Error refused(const Words& words) {
-  try {
-    parse(words);
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(0, "it was accepted");
-}
-
-}  // namespace
+using namespace ddp::launcher::test;
 
 TEST_CASE("arguments are split at the program's name") {
   struct Case {
@@ -60,6 +36,8 @@ TEST_CASE("arguments are split at the program's name") {
       {{"p", "--", "x"}, 0, {"p", "--", "x"}},
       {{"", "x"}, 0, {"", "x"}},
       {{"-h"}, 1, {}},
+      {{"-r", "3", "p"}, 1, {"p"}},
+      {{"-r3", "-t=1", "-m", "p", "-r", "1"}, 3, {"p", "-r", "1"}},
       {{}, 0, {}},
   };
   for (const Case& each : cases) {
@@ -108,9 +86,8 @@ TEST_CASE("the defaults are those of torchrun") {
   CHECK_FALSE(parse({"p"}, "/opt/ddprun/launch").use_env);
 }
 
-TEST_CASE("auto is a process for each core") {
+TEST_CASE("cpu is a process for each core") {
   CHECK(available_cores() >= 1);
-  CHECK(parse({"--nproc_per_node=auto", "p"}).nproc_per_node == available_cores());
   CHECK(parse({"--nproc-per-node", "cpu", "p"}).nproc_per_node == available_cores());
 }
 
@@ -129,6 +106,9 @@ TEST_CASE("what is wrong is named, with the remedy") {
       {{"--master-prot=1", "p"}, {"--master-prot", "did you mean --master_port?"}},
       {{"--qqqqqqqqqq", "p"}, {"unknown option --qqqqqqqqqq"}},
       {{"-x", "p"}, {"unknown option -x"}},
+      {{"-mx", "p"}, {"unknown option -mx"}},
+      {{"-r"}, {"-r needs a value"}},
+      {{"-t", "-m", "p"}, {"-t needs a value"}},
       {{"-", "p"}, {"unknown option -"}},
       {{"--=3", "p"}, {"unknown option --"}},
       {{"--nproc_per_node=0", "p"}, {"--nproc_per_node", "'0'", "auto"}},

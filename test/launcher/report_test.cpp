@@ -84,6 +84,17 @@ TEST_CASE("a worker killed by SIGKILL from outside gets a hint") {
   CHECK_THAT(failure_report(workers, {0}, "h", "p"), ContainsSubstring("out of memory"));
 }
 
+TEST_CASE("the report has what the worker said, and its files") {
+  std::vector<Worker> workers = {ended(0, W_EXITCODE(1, 0), false)};
+  workers[0].error_text = "ValueError: no\n  at line 3";
+  workers[0].files = {"/logs/0/stdout.log", "/logs/0/stderr.log"};
+  const std::string report = failure_report(workers, {0}, "h", "p", "the last line");
+  CHECK_THAT(report, ContainsSubstring("it said:\n      ValueError: no\n        at line 3\n"));
+  CHECK_THAT(report, ContainsSubstring("see /logs/0/stderr.log"));
+  CHECK_THAT(report, ContainsSubstring("the last line"));
+  CHECK_THAT(report, !ContainsSubstring("exit status"));
+}
+
 TEST_CASE("hundreds of stopped workers do not drown the cause") {
   std::vector<Worker> workers = {ended(0, W_EXITCODE(1, 0), false)};
   for (int rank = 1; rank < 512; ++rank)
@@ -96,7 +107,7 @@ TEST_CASE("hundreds of stopped workers do not drown the cause") {
 TEST_CASE("a job that was stopped has no root cause") {
   const std::vector<Worker> workers = {ended(0, W_EXITCODE(0, 0), true),
                                        ended(1, W_EXITCODE(3, 0), true)};
-  const std::string report = stop_report(workers, SIGTERM);
+  const std::string report = stop_report(workers, "stopped by SIGTERM", 143);
   CHECK_THAT(report, ContainsSubstring("stopped by SIGTERM"));
   CHECK_THAT(report, ContainsSubstring("rank 1 (local rank 1, pid 1001) exited with code 3"));
   CHECK_THAT(report, ContainsSubstring("exit status: 143"));

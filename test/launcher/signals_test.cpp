@@ -168,3 +168,47 @@ TEST_CASE("a terminal's stop key stops the workers with the launcher, and fg con
   job.write("end.1");
   CHECK(job.wait() == 0);
 }
+
+TEST_CASE("SIGUSR1 and SIGUSR2 reach the workers alone, and the job goes on") {
+  LaunchProcess job(with_script({kTwo},
+                                "trap 'echo > $DIR/one.$RANK' USR1\n"
+                                "trap 'echo > $DIR/two.$RANK' USR2\n"
+                                "sleep 300 &\n"
+                                "echo $! > $DIR/helper.$RANK\n"
+                                "echo > $DIR/ready.$RANK\n"
+                                "until [ -e $DIR/one.$RANK ] && [ -e $DIR/two.$RANK ]; do\n"
+                                "  sleep 0.01\n"
+                                "done\n"
+                                "kill $(cat $DIR/helper.$RANK) && echo > $DIR/helped.$RANK"));
+  job.await_files(kReady);
+  send(job, SIGUSR1);
+  send(job, SIGUSR2);
+  CHECK(job.wait() == 0);
+  CHECK(job.has("helped.0"));
+  CHECK(job.has("helped.1"));
+}
+
+TEST_CASE("the user chooses which signals end the job in order") {
+  LaunchProcess job(with_script({kTwo, "--signals-to-handle=SIGUSR1,INT"},
+                                "trap 'echo > $DIR/told.$RANK; exit 0' USR1\n"
+                                "echo > $DIR/ready.$RANK\n"
+                                "while :; do sleep 0.01; done"));
+  job.await_files(kReady);
+  send(job, SIGUSR1);
+  CHECK(job.wait() == 128 + SIGUSR1);
+  CHECK(job.has("told.0"));
+  CHECK(job.has("told.1"));
+  CHECK_THAT(job.errors(), ContainsSubstring("received SIGUSR1"));
+}
+
+TEST_CASE("a signal that is left out ends the launcher as any program, and all with it") {
+  LaunchProcess job(with_script({kTwo, "--signals-to-handle=SIGINT"},
+                                "trap 'echo > $DIR/told.$RANK; exit 0' TERM\n"
+                                "echo > $DIR/ready.$RANK\n"
+                                "while :; do sleep 0.01; done"));
+  job.await_files(kReady);
+  send(job, SIGTERM);
+  CHECK(job.wait() == 143);
+  CHECK(job.none_left());
+  CHECK_FALSE(job.has("told.0"));
+}

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <launcher/unique_fd.h>
+
+namespace ddp::launcher {
+
+/// The files that TORCHELASTIC_ERROR_FILE names, one for each worker: a worker that ends by an
+/// exception leaves its text there. With a folder for each worker they are error.json in it, and
+/// stay. Else they are files in memory, reached by their path in /proc while the launcher runs:
+/// nothing is left of them, whatever is killed.
+class ErrorFiles {
+ public:
+  /// Without files.
+  ErrorFiles() = default;
+
+  /// In memory, one for each of `count` workers.
+  explicit ErrorFiles(size_t count);
+
+  /// In these folders.
+  explicit ErrorFiles(const std::vector<std::string>& folders);
+
+  /// The path for a worker; empty where it has none.
+  std::string path_of(size_t worker) const;
+
+  /// What the worker has left there, to be shown; empty where there is nothing.
+  std::string text_of(size_t worker) const;
+
+ private:
+  std::vector<std::string> paths_;
+  std::vector<UniqueFd> in_memory_;
+};
+
+/// The text in an error file, to be shown in a report: of the JSON that torch's @record writes,
+/// {"message": {"message": text, "extraInfo": {"py_callstack": text}}} or {"message": text}, these
+/// texts, the call stack where there is one; of anything else the bytes as they are. Bounded in
+/// length, and without control characters.
+std::string error_text(const std::string& content);
+
+}  // namespace ddp::launcher
