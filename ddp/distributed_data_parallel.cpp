@@ -83,6 +83,28 @@ ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
   return result;
 }
 
+/// Those that must be alike on all ranks, as one line of text.
+std::string text_of(const DistributedDataParallelOptions& options) {
+  const auto megabytes = [](const std::optional<double>& cap) {
+    return cap ? fmt::format("{}", *cap) : std::string("default");
+  };
+  return fmt::format(
+      "broadcast_buffers={}, init_sync={}, bucket_cap_mb={}, first_bucket_cap_mb={}, "
+      "find_unused_parameters={}",
+      options.broadcast_buffers(), options.init_sync(), megabytes(options.bucket_cap_mb()),
+      megabytes(options.first_bucket_cap_mb()), options.find_unused_parameters());
+}
+
+/// Of the module itself. Its public functions copy the whole dictionary.
+std::size_t count_parameters(const torch::nn::Module& module) {
+  struct Access : torch::nn::Module {
+    static std::size_t count(const Module& module) {
+      return (module.*(&Access::parameters_)).size();
+    }
+  };
+  return Access::count(module);
+}
+
 }  // namespace
 
 NoSyncGuard::NoSyncGuard(std::shared_ptr<DistributedDataParallelBase> model)
@@ -95,25 +117,25 @@ NoSyncGuard::~NoSyncGuard() { model_->set_require_backward_grad_sync(previous_);
 DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module,
                                                          DistributedDataParallelOptions options)
     : options_(std::move(options)), wrapped_(std::move(module)) {
+  group_ = detail::resolve_group(options_.process_group());
   if (!wrapped_) {
-    throw UsageError("DistributedDataParallel: the module is empty");
+    throw UsageError(who() + "DistributedDataParallel: the module is empty");
   }
   register_module("module", wrapped_);
-  group_ = detail::resolve_group(options_.process_group());
   const auto reducer_settings = reducer_options(options_);
   check_ignored_names();
-  const auto parameters = trainable(managed_parameters());
+  const auto managed = managed_parameters();
+  const auto parameters = trainable(managed);
   if (parameters.empty()) {
     throw UsageError(
+        who() +
         "DistributedDataParallel: no parameter of the module requires a gradient, so there is "
-        "nothing to "
-        "synchronise; use the module itself, or unfreeze a parameter before wrapping");
+        "nothing to synchronise; use the module itself, or unfreeze a parameter before wrapping");
   }
   const auto channel = detail::channel_of(group_);
   const auto scope = fmt::format("model{}", channel->next_id());
+  detail::check_models_agree(*channel, scope, text_of(options_), managed, managed_buffers());
   if (options_.init_sync()) {
-    detail::check_models_agree(*channel, scope, parameters,
-                               unique_entries(wrapped_->named_buffers()));
     try {
       if (!channel->all_are_members()) {
         // Python's ranks verify over the wire.
@@ -130,6 +152,60 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
     }
   }
   reducer_ = Reducer::create(parameters, group_, channel, scope, reducer_settings);
+  remember_model(managed);
+}
+
+std::string DistributedDataParallelBase::who() const {
+  return fmt::format("rank {} of {}: ", group_->getRank(), group_->getSize());
+}
+
+void DistributedDataParallelBase::remember_model(const std::vector<NamedParameter>& parameters) {
+  for (const auto& parameter : parameters) {
+    if (!parameter.tensor.requires_grad()) {
+      frozen_.push_back(parameter);
+    }
+  }
+  for (const auto& entry : wrapped_->named_parameters()) {
+    known_.insert(entry.value().unsafeGetTensorImpl());
+  }
+  for (auto& module : wrapped_->modules()) {
+    Part part;
+    for (const auto& child : module->children()) {
+      part.children.push_back(child.get());
+    }
+    part.parameters = count_parameters(*module);
+    part.module = std::move(module);
+    parts_.push_back(std::move(part));
+  }
+}
+
+void DistributedDataParallelBase::check_model_unchanged() const {
+  for (const auto& parameter : frozen_) {
+    if (parameter.tensor.requires_grad()) {
+      throw UsageError(fmt::format(
+          "{}the parameter {} was frozen when the model was wrapped and requires a gradient now, "
+          "which would not be averaged: wrap the model again after unfreezing (and give the new "
+          "wrapper's parameters to the optimizer)",
+          who(), parameter.name));
+    }
+  }
+  const bool unchanged = std::all_of(parts_.begin(), parts_.end(), [](const Part& part) {
+    const auto children = part.module->children();
+    return count_parameters(*part.module) == part.parameters &&
+           std::equal(children.begin(), children.end(), part.children.begin(), part.children.end(),
+                      [](const auto& child, const auto* known) { return child.get() == known; });
+  });
+  if (unchanged) {
+    return;
+  }
+  for (const auto& entry : wrapped_->named_parameters()) {
+    if (entry.value().requires_grad() && known_.count(entry.value().unsafeGetTensorImpl()) == 0) {
+      throw UsageError(fmt::format(
+          "{}the parameter {} was registered after the model had been wrapped, so that its "
+          "gradient would not be averaged: register everything first, or wrap the model again",
+          who(), entry.key()));
+    }
+  }
 }
 
 std::vector<NamedParameter> DistributedDataParallelBase::managed_parameters() const {
@@ -188,6 +264,9 @@ void DistributedDataParallelBase::before_forward() {
   if (const auto passes = reducer_->finished_passes(); passes != passes_seen_) {
     passes_seen_ = passes;
     buffers_are_due_ = true;
+  }
+  if (buffers_are_due_) {
+    check_model_unchanged();
   }
   // Once a step: the first forward's graph refers to the buffers, and a second broadcast before its
   // backward would change them under it.

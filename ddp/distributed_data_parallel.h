@@ -56,7 +56,9 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
     return module_->template forward<Result>(std::forward<Args>(args)...);
   }
 
-  /// The wrapped module. Calling its forward directly communicates nothing before the backward.
+  /// The wrapped module. Its own forward communicates nothing, but a backward that reaches the
+  /// parameters is reduced whichever way its forward went (under `no_sync` it is not): do it on
+  /// every rank, or under `no_sync`.
   const std::shared_ptr<Impl>& module() const { return module_; }
 
  private:
@@ -94,8 +96,8 @@ class DistributedDataParallel
   explicit DistributedDataParallel(
       const Module& module,
       DistributedDataParallelOptions options = {}) requires(!std::is_same_v<Module, Impl>)
-      : Base(std::make_shared<DistributedDataParallelImpl<Impl>>(module.ptr(),
-                                                                 std::move(options))) {}
+      : Base(std::make_shared<DistributedDataParallelImpl<Impl>>(
+            module.is_empty() ? nullptr : module.ptr(), std::move(options))) {}
 
   explicit DistributedDataParallel(std::shared_ptr<Impl> module,
                                    DistributedDataParallelOptions options = {})

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -67,6 +68,16 @@ class DistributedDataParallelBase : public torch::nn::Module {
   void before_forward();
 
  private:
+  /// What the model consists of, to see whether it still does.
+  struct Part {
+    std::shared_ptr<torch::nn::Module> module;
+    std::vector<torch::nn::Module*> children;
+    std::size_t parameters = 0;
+  };
+  void remember_model(const std::vector<NamedParameter>& parameters);
+  void check_model_unchanged() const;
+  std::string who() const;
+
   std::vector<NamedParameter> managed_parameters() const;
   std::vector<NamedParameter> managed_buffers() const;
   void check_ignored_names() const;
@@ -77,6 +88,9 @@ class DistributedDataParallelBase : public torch::nn::Module {
   std::shared_ptr<torch::nn::Module> wrapped_;
   ProcessGroup group_;
   std::shared_ptr<Reducer> reducer_;
+  std::vector<Part> parts_;
+  std::vector<NamedParameter> frozen_;
+  std::unordered_set<const c10::TensorImpl*> known_;
   bool require_sync_ = true;
   bool buffers_are_due_ = true;
   std::uint64_t passes_seen_ = 0;

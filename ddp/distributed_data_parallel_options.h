@@ -10,7 +10,8 @@
 
 namespace ddp {
 
-/// Options of `DistributedDataParallel`, with Python's names and defaults.
+/// Options of `DistributedDataParallel`, with Python's names and defaults. All but
+/// `gradient_as_bucket_view` are the same on every rank.
 class DistributedDataParallelOptions {
  public:
   /// The group whose ranks train together; empty: the default group.
@@ -18,7 +19,8 @@ class DistributedDataParallelOptions {
   /// Whether rank 0's buffers (running statistics) go to all ranks before the first forward of a
   /// step.
   TORCH_ARG(bool, broadcast_buffers) = true;
-  /// Whether construction verifies that the models agree and gives rank 0's values to all ranks.
+  /// Whether construction gives rank 0's values to all ranks. (That the models agree is verified in
+  /// any case.)
   TORCH_ARG(bool, init_sync) = true;
   /// Size at which a bucket is closed, in MiB; 25 where not given.
   TORCH_ARG(std::optional<double>, bucket_cap_mb);

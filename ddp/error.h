@@ -7,8 +7,8 @@ namespace ddp {
 
 /// Base class of every error that the library throws itself.
 ///
-/// `what()` is complete on its own: it names the rank, the thing at fault (variable, address,
-/// parameter), what was expected, what was found and what to do.
+/// `what()` is complete on its own: it names the rank (where there is a group already), the thing
+/// at fault (variable, address, parameter), what was expected, what was found and what to do.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

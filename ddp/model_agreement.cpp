@@ -11,9 +11,11 @@ namespace ddp::detail {
 namespace {
 
 std::string line(const char* kind, const NamedParameter& entry) {
-  return fmt::format("{} {}: shape [{}], strides [{}], {}", kind, entry.name,
-                     fmt::join(entry.tensor.sizes(), ", "), fmt::join(entry.tensor.strides(), ", "),
-                     c10::toString(entry.tensor.scalar_type()));
+  return fmt::format(
+      "{}{} {}: shape [{}], strides [{}], {}",
+      kind == std::string("parameter") && !entry.tensor.requires_grad() ? "frozen " : "", kind,
+      entry.name, fmt::join(entry.tensor.sizes(), ", "), fmt::join(entry.tensor.strides(), ", "),
+      c10::toString(entry.tensor.scalar_type()));
 }
 
 /// FNV-1a, 64 bits: enough to notice a difference, which the full text then decides.
@@ -56,12 +58,14 @@ std::string compare(int first_rank, const std::string& first, int other_rank,
 
 }  // namespace
 
-void check_models_agree(StoreChannel& channel, const std::string& scope,
+void check_models_agree(StoreChannel& channel, const std::string& scope, const std::string& options,
                         const std::vector<NamedParameter>& parameters,
                         const std::vector<NamedParameter>& buffers) {
   // A shared prefix of the description is never sent where all agree: digests first.
-  std::string text =
-      fmt::format("{} parameters and {} buffers\n", parameters.size(), buffers.size());
+  std::string text = fmt::format("{} parameter{} and {} buffer{}\n", parameters.size(),
+                                 parameters.size() == 1 ? "" : "s", buffers.size(),
+                                 buffers.size() == 1 ? "" : "s");
+  text += "options " + options + "\n";
   for (const auto& parameter : parameters) {
     text += line("parameter", parameter) + "\n";
   }
@@ -96,10 +100,8 @@ void check_models_agree(StoreChannel& channel, const std::string& scope,
       },
       what);
   throw UsageError(
-      fmt::format("rank {} of {}: DistributedDataParallel: the ranks' models differ. {} Build the "
-                  "same model on every rank, with "
-                  "the same options, before wrapping it (names may differ in the order of "
-                  "registration only if shapes agree).",
+      fmt::format("rank {} of {}: DistributedDataParallel: the ranks' models or options differ. {} "
+                  "Build the same model on every rank, and wrap it with the same options.",
                   channel.rank(), channel.world_size(), verdict));
 }
 

@@ -76,6 +76,11 @@ MeetingPlace locate(const std::string& text, int rank, int world_size,
   }
   const bool env = url.scheme == "env";
   const auto host = env ? required_environment("MASTER_ADDR") : url.host;
+  if (host.find("://") != std::string::npos || host.find('/') != std::string::npos) {
+    throw UsageError(fmt::format(
+        "{} is \"{}\"; expected a host name or a numeric address alone, such as \"10.0.0.1\"",
+        env ? "the environment variable MASTER_ADDR" : "the init_method's host", host));
+  }
   place.port =
       env ? static_cast<std::uint16_t>(required_environment_integer("MASTER_PORT", 1, 65535))
           : *url.port;

@@ -47,7 +47,11 @@ milliseconds goodbye_patience(const detail::Group& group) {
 }
 
 void close(detail::Group& group) {
-  const auto missing = group.channel->say_goodbye(group.leaves_last, goodbye_patience(group));
+  group.channel->say_goodbye();
+  // A rank that still waits for this one hears of it now, and not when the last reference goes.
+  group.channel->end_operations();
+  const auto missing = group.leaves_last ? group.channel->await_goodbyes(goodbye_patience(group))
+                                         : std::vector<int>{};
   if (!missing.empty() && group.channel->failure().empty()) {
     std::fputs(
         fmt::format(

@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <optional>
+#include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -183,28 +186,52 @@ std::string StoreChannel::decide(
   return {};
 }
 
-std::vector<int> StoreChannel::say_goodbye(bool wait_for_others, milliseconds patience) {
-  auto missing = others();
+void StoreChannel::say_goodbye() {
   try {
-    set(goodbye_key(rank_), "1", milliseconds(2000));
-    if (!wait_for_others) {
-      return {};
-    }
-    const auto deadline = Clock::now() + patience;
-    for (const int other : others()) {
-      try {
-        await(goodbye_key(other), left_until(deadline));
-        missing.erase(std::find(missing.begin(), missing.end(), other));
-      } catch (const StoreFailure& failure) {
-        if (failure.kind() != Kind::kTimeout) {
-          break;
-        }
-      }
-    }
+    set(goodbye_key(rank_), "1", kSlack);
   } catch (const StoreFailure&) {
     // Nobody is left to be told.
   }
-  return wait_for_others ? missing : std::vector<int>{};
+}
+
+std::vector<int> StoreChannel::await_goodbyes(milliseconds patience) {
+  struct Missing {
+    std::mutex mutex;
+    std::vector<int> ranks;
+  };
+  const auto missing = std::make_shared<Missing>();
+  missing->ranks = others();
+  try {
+    connection_.call(patience + kSlack, [missing, patience, ranks = others()](c10d::Store& store) {
+      // A rank that failed ends without a good-bye unless its program catches the error; it may
+      // still read what the others say.
+      constexpr milliseconds kPatienceAfterFailure(3000);
+      const auto deadline = Clock::now() + patience;
+      for (const int rank : ranks) {
+        std::optional<Clock::time_point> failed_at;
+        bool gone = false;
+        while (!(gone = store.check({goodbye_key(rank)})) && Clock::now() < deadline) {
+          if (!failed_at && store.check({failure_key(rank)})) {
+            failed_at = Clock::now();
+          }
+          if (failed_at && Clock::now() > *failed_at + kPatienceAfterFailure) {
+            gone = true;
+            break;
+          }
+          std::this_thread::sleep_for(milliseconds(20));
+        }
+        if (gone) {
+          const std::lock_guard lock(missing->mutex);
+          std::erase(missing->ranks, rank);
+        }
+      }
+      return std::string();
+    });
+  } catch (const StoreFailure&) {
+    // What is known by now.
+  }
+  const std::lock_guard lock(missing->mutex);
+  return missing->ranks;
 }
 
 std::string StoreChannel::failure() const {
@@ -308,40 +335,88 @@ void StoreChannel::let_others_read(const std::vector<int>& heard) {
 }
 
 std::string StoreChannel::reports_of_others(milliseconds patience) {
-  const auto deadline = Clock::now() + patience;
-  std::string reports;
+  struct Heard {
+    std::mutex mutex;
+    std::map<int, std::string> reports;
+    std::vector<int> finished;
+    std::vector<int> nothing;
+  };
+  const auto heard = std::make_shared<Heard>();
+  heard->nothing = others();
   std::string unheard_because;
-  std::vector<int> heard;
-  std::vector<int> unheard;
-  const auto ranks = others();
-  for (const int other : ranks) {
-    try {
-      if (unheard_because.empty()) {
-        reports += fmt::format("\n  rank {} left: {}", other,
-                               await(failure_key(other), left_until(deadline)));
-        heard.push_back(other);
-        continue;
+  try {
+    connection_.call(patience + kSlack, [heard, patience](c10d::Store& store) {
+      const auto deadline = Clock::now() + patience;
+      for (;;) {
+        std::vector<int> asked;
+        {
+          const std::lock_guard lock(heard->mutex);
+          asked = heard->nothing;
+        }
+        for (const int rank : asked) {
+          // In this order: a rank that failed says good-bye, too, later.
+          const bool left = store.check({failure_key(rank)});
+          const bool finished = !left && store.check({goodbye_key(rank)});
+          if (!left && !finished) {
+            continue;
+          }
+          const auto report = left ? text(store.get(failure_key(rank))) : std::string();
+          const std::lock_guard lock(heard->mutex);
+          std::erase(heard->nothing, rank);
+          if (left) {
+            heard->reports.emplace(rank, report);
+          } else {
+            heard->finished.push_back(rank);
+          }
+        }
+        if (Clock::now() > deadline) {
+          return std::string();
+        }
+        {
+          const std::lock_guard lock(heard->mutex);
+          if (heard->nothing.empty()) {
+            return std::string();
+          }
+        }
+        std::this_thread::sleep_for(milliseconds(10));
       }
-    } catch (const StoreFailure& failure) {
-      if (failure.kind() != Kind::kTimeout) {
-        unheard_because = failure.what();
-      }
-    }
-    unheard.push_back(other);
+    });
+  } catch (const StoreFailure& failure) {
+    unheard_because = failure.what();
   }
-  let_others_read(heard);
+  std::unique_lock lock(heard->mutex);
+  const auto reports = heard->reports;
+  const auto finished = heard->finished;
+  const auto nothing = heard->nothing;
+  lock.unlock();
+  std::string words;
+  std::vector<int> failed;
+  for (const auto& [rank, report] : reports) {
+    words += fmt::format("\n  rank {} left: {}", rank, report);
+    failed.push_back(rank);
+  }
+  if (unheard_because.empty()) {
+    let_others_read(failed);
+  }
+  if (!finished.empty()) {
+    words += fmt::format(
+        "\n  {} finished and called ddp::destroy_process_group(): every rank must take part in "
+        "each "
+        "collective and each step",
+        ranks_text(finished));
+  }
   if (!unheard_because.empty()) {
-    reports +=
+    words +=
         fmt::format("\n  {} (rank 0, unless the program gave a store of its own)", unheard_because);
   }
   // Where the store's own rank has said nothing, the others could not either.
-  const bool store_ended_first = !unheard_because.empty() && unheard.size() == ranks.size();
-  if (!unheard.empty() && !store_ended_first) {
-    reports += fmt::format(
+  const bool store_ended_first = !unheard_because.empty() && nothing.size() == others().size();
+  if (!nothing.empty() && !store_ended_first) {
+    words += fmt::format(
         "\n  no word from {}: killed, stopped, or ended without ddp::destroy_process_group()",
-        ranks_text(unheard));
+        ranks_text(nothing));
   }
-  return reports;
+  return words;
 }
 
 }  // namespace ddp::detail

@@ -59,9 +59,11 @@ class StoreChannel final : public FailureChannel {
   /// A number that is the same on all ranks if they all call this in the same order.
   std::uint64_t next_id() { return next_id_++; }
 
-  /// Says good-bye; where `wait_for_others`, waits until every C++ rank has, at most `patience`.
-  /// Returns the ranks that have not. Never throws.
-  std::vector<int> say_goodbye(bool wait_for_others, std::chrono::milliseconds patience);
+  /// Says that this rank has finished. Never throws.
+  void say_goodbye();
+  /// Waits until every C++ rank has finished or failed, at most `patience`; returns those that have
+  /// not. Never throws.
+  std::vector<int> await_goodbyes(std::chrono::milliseconds patience);
 
   /// Ends the operations in flight and closes the group's connections, without a word to the
   /// others. Never throws.

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -60,7 +61,12 @@ std::shared_ptr<Reducer> Reducer::create(std::vector<NamedParameter> parameters,
                                          const ReducerOptions& options) {
   std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(process_group),
                                                std::move(channel), std::move(scope), options));
-  reducer->install_hooks();
+  for (const auto& parameter : reducer->parameters_) {
+    const auto& tensor = parameter.tensor;
+    reducer->hooks_.push_back(
+        {{}, 0, at::TensorOptions(tensor.device()).dtype(tensor.dtype()), tensor.sizes().vec()});
+    reducer->install_hook(reducer->hooks_.size() - 1);
+  }
   return reducer;
 }
 
@@ -80,23 +86,47 @@ Reducer::Reducer(std::vector<NamedParameter> parameters,
 }
 
 Reducer::~Reducer() {
-  for (const auto& remove : remove_hooks_) {
-    remove();
+  for (const auto& hook : hooks_) {
+    hook.accumulator->del_post_hook(hook.key);
   }
 }
 
-void Reducer::install_hooks() {
+void Reducer::install_hook(std::size_t index) {
+  auto& hook = hooks_[index];
+  // The accumulator lives as long as somebody holds it: the hook would vanish with it.
+  hook.accumulator = torch::autograd::impl::grad_accumulator(parameters_[index].tensor);
+  using torch::autograd::utils::LambdaPostHook;
+  hook.key = hook.accumulator->add_post_hook(
+      std::make_unique<LambdaPostHook>([this, index](const torch::autograd::variable_list& outputs,
+                                                     const torch::autograd::variable_list& inputs) {
+        on_gradient(index, !inputs.empty() && inputs.front().defined());
+        return outputs;
+      }));
+}
+
+/// A tensor whose data is replaced (`torch::load` into a wrapped model, `module->to(...)`) may get
+/// another accumulator, on which nobody waits: its gradients would stay local without a word.
+void Reducer::follow_parameters() {
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
-    // The accumulator lives as long as somebody holds it: the hook would vanish with it.
-    auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[index].tensor);
-    using torch::autograd::utils::LambdaPostHook;
-    const auto key = accumulator->add_post_hook(std::make_unique<LambdaPostHook>(
-        [this, index](const torch::autograd::variable_list& outputs,
-                      const torch::autograd::variable_list& inputs) {
-          on_gradient(index, !inputs.empty() && inputs.front().defined());
-          return outputs;
-        }));
-    remove_hooks_.emplace_back([accumulator, key] { accumulator->del_post_hook(key); });
+    const auto& [name, tensor] = parameters_[index];
+    auto& hook = hooks_[index];
+    if (tensor.scalar_type() != c10::typeMetaToScalarType(hook.options.dtype()) ||
+        tensor.device() != hook.options.device() || tensor.sizes() != hook.sizes) {
+      throw UsageError(fmt::format(
+          "{}the parameter {} was {} of shape [{}] on {} when the model was wrapped and is {} of "
+          "shape [{}] on {} now: change dtype, device and shapes before wrapping, or wrap the "
+          "model again",
+          who(), name, c10::toString(c10::typeMetaToScalarType(hook.options.dtype())),
+          fmt::join(hook.sizes, ", "), hook.options.device().str(),
+          c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+          tensor.device().str()));
+    }
+    // Null for a parameter that is frozen now.
+    const auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
+    if (accumulator && accumulator != hook.accumulator) {
+      hook.accumulator->del_post_hook(hook.key);
+      install_hook(index);
+    }
   }
 }
 
@@ -146,6 +176,7 @@ void Reducer::prepare_for_forward() {
     fail_pass(report);
     throw UsageError(report);
   }
+  follow_parameters();
   if (!rebuilt_ && !options_.find_unused_parameters && finished_passes_ > 0 &&
       arrival_.size() == parameters_.size()) {
     rebuild_buckets();
@@ -171,10 +202,8 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
   if (bucket < next_bucket_) {
     pending_report_ = fmt::format(
         "{}a gradient for {} came a second time in this backward pass, after its bucket had been "
-        "sent. A parameter "
-        "may be used several times in one forward, but not by several re-entrant checkpoints, and "
-        "not by two "
-        "DistributedDataParallel wrappers.",
+        "sent. A parameter may be used several times in one forward, but not in several re-entrant "
+        "checkpoints.",
         who(), parameters_[index].name);
     throw UsageError(pending_report_);
   }

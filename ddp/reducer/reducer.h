@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -62,12 +63,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   /// To be called before every forward that records a graph: the first such call after the first
   /// reduced pass lays the buckets out anew, in rank 0's order of readiness (a collective).
-  /// Throws UsageError where the pass before never ended, CommunicationError where the group
-  /// failed.
+  /// Throws UsageError where the pass before never ended or a parameter has become another one
+  /// (dtype, device, shape), CommunicationError where the group failed.
   void prepare_for_forward();
 
-  /// Whether the hooks that fire from now on start and feed a reduction (false: gradients stay
-  /// local).
+  /// Whether the hooks that fire from now on start and feed a reduction, as they do at first
+  /// (false: gradients stay local).
   void set_synchronize(bool synchronize);
 
   /// The number of passes that were reduced to their end.
@@ -83,6 +84,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
  private:
   struct EndOfBackward;
+  /// What LibTorch gives the name to in each of its versions.
+  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
+  struct Hook {
+    Accumulator accumulator;
+    std::uintptr_t key = 0;
+    // As the parameter was when it was wrapped.
+    at::TensorOptions options;
+    std::vector<std::int64_t> sizes;
+  };
   struct InFlight {
     c10::intrusive_ptr<c10d::Work> work;
     c10::intrusive_ptr<c10::ivalue::Future> future;  // of a hook
@@ -93,7 +103,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
           std::shared_ptr<FailureChannel> channel, std::string scope,
           const ReducerOptions& options);
 
-  void install_hooks();
+  void install_hook(std::size_t index);
+  void follow_parameters();
   void on_gradient(std::size_t index, bool defined);
   void begin_pass();
   void queue_end_of_backward();
@@ -126,8 +137,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const double factor_;  // 1 / world size
 
   mutable std::mutex mutex_;
-  std::vector<std::function<void()>> remove_hooks_;
-  bool synchronize_ = false;
+  std::vector<Hook> hooks_;  // by parameter
+  bool synchronize_ = true;
   CommHook hook_;
 
   std::vector<Bucket> buckets_;

@@ -253,6 +253,23 @@ TEST_CASE("C08: zero-size parameters and a model without buffers") {
       RANK_CHECK(net->e.grad().sizes() == net->e.sizes());
       RANK_CHECK(net->z.grad().sizes() == net->z.sizes());
     }
+    // Alone in its bucket, where nothing of its dtype has an element.
+    struct AloneImpl : torch::nn::Module {
+      at::Tensor e = register_parameter("e", at::empty({0}, at::kDouble));
+      at::Tensor w = register_parameter("w", at::ones({2}));
+      at::Tensor forward(const at::Tensor& x) { return (w * x).sum() + e.sum(); }
+    };
+    const auto alone = std::make_shared<AloneImpl>();
+    ddp::DistributedDataParallel second(
+        alone,
+        ddp::DistributedDataParallelOptions().gradient_as_bucket_view(view).bucket_cap_mb(cap));
+    for (int step = 0; step < 3; ++step) {
+      alone->zero_grad();
+      second(at::tensor({1.0F, 2.0F}) * (rank.rank() + 1)).backward();
+      RANK_CHECK(at::equal(alone->w.grad(), at::tensor({1.5F, 3.0F})));
+      RANK_CHECK(alone->e.grad().sizes() == alone->e.sizes());
+    }
+    RANK_CHECK(second->reducer()->bucket_assignment().size() == 2);
     ddp::destroy_process_group();
   });
   INFO(summary(results));

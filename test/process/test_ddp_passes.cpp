@@ -159,7 +159,7 @@ TEST_CASE(
     }
     model(x).backward();
     RANK_CHECK(at::equal(net->k, at::full({2}, 10.0F + rank.rank())));
-    // C20: one rank alone evaluates through the wrapper.
+    // One rank alone evaluates through the wrapper.
     if (rank.rank() == 0) {
       const torch::NoGradGuard no_grad;
       model->eval();
@@ -205,4 +205,31 @@ TEST_CASE(
   INFO(summary(results));
   CHECK(results[0].status == 0);
   CHECK(results[1].status == 0);
+}
+
+TEST_CASE("C20: rank 0 alone evaluates through the wrapper, and training goes on") {
+  const auto results = run_ranks(2, [](const Rank& rank) {
+    start();
+    torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));
+    ddp::DistributedDataParallel model(net);
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    const auto x = at::sin(at::arange(8, at::kFloat).view({4, 2}) + rank.rank());
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      model(x).pow(3).sum().backward();
+      optimizer.step();
+      if (step == 0 && rank.rank() == 0) {
+        const torch::NoGradGuard no_grad;
+        model->eval();
+        RANK_CHECK(at::equal(model(x), model(x)));
+        model->train();
+      }
+    }
+    rank.report("weights", bits_of_all(net->parameters()));
+    ddp::destroy_process_group();
+  });
+  INFO(summary(results));
+  CHECK(results[0].status == 0);
+  CHECK(results[1].status == 0);
+  CHECK(results[0]["weights"] == results[1]["weights"]);
 }

@@ -282,3 +282,24 @@ TEST_CASE("a rank that does not come to a decision is told from a store that is 
   INFO(summary(results));
   CHECK_THAT(results[0]["error"], contains("rank 0: rank 1 has not made its model within 0.7 s"));
 }
+
+TEST_CASE("C04: a rank with fewer batches finishes; the others' collective ends and says so") {
+  const int first = GENERATE(0, 1);
+  const auto results = run_ranks(
+      2,
+      [&](const Rank& rank) {
+        start(milliseconds(60000));
+        ddp::barrier();
+        if (rank.rank() != first) {
+          all_reduce();
+        }
+        ddp::destroy_process_group();
+      },
+      within(50));
+  INFO(summary(results));
+  CHECK(results[first].status == 0);
+  const auto& other = results[1 - first];
+  CHECK(other.error_type == "CommunicationError");
+  CHECK_THAT(other.error, contains("rank " + std::to_string(first) +
+                                   " finished and called ddp::destroy_process_group()"));
+}
