@@ -1,0 +1,54 @@
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <ddp/comm_hooks/periodic_model_averager.h>
+#include <ddp/error.h>
+#include <ddp/process_group/group_registry.h>
+#include <ddp/process_group/reduce.h>
+
+namespace ddp {
+
+PeriodicModelAverager::PeriodicModelAverager(const PeriodicModelAveragerOptions& options)
+    : period_(options.period()),
+      warmup_steps_(options.warmup_steps()),
+      group_(detail::resolve_group(options.process_group())) {
+  if (period_ < 1) {
+    throw UsageError(
+        fmt::format("PeriodicModelAverager: period is {}; it must be at least 1", period_));
+  }
+  if (warmup_steps_ < 0) {
+    throw UsageError(fmt::format(
+        "PeriodicModelAverager: warmup_steps is {}; it must not be negative", warmup_steps_));
+  }
+}
+
+void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
+  const auto step = step_++;
+  if (step < warmup_steps_ || (step - warmup_steps_) % period_ != 0) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> trained;
+  std::vector<at::Tensor> flat;
+  for (const auto& parameter : parameters) {
+    if (parameter.grad().defined()) {
+      trained.push_back(parameter);
+      flat.push_back(parameter.reshape(-1));
+    }
+  }
+  if (trained.empty()) {
+    return;
+  }
+  const auto all = at::cat(flat);
+  all.div_(group_->getSize());
+  all_reduce(all, {}, group_);
+  std::int64_t offset = 0;
+  for (const auto& parameter : trained) {
+    const auto part = all.narrow(0, offset, parameter.numel());
+    const auto values = part.is_complex() && !parameter.is_complex() ? at::real(part) : part;
+    parameter.copy_(values.reshape(parameter.sizes()));
+    offset += parameter.numel();
+  }
+}
+
+}  // namespace ddp
