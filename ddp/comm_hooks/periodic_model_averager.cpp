@@ -1,3 +1,6 @@
+#include <cstdint>
+#include <vector>
+
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -7,6 +10,26 @@
 #include <ddp/process_group/reduce.h>
 
 namespace ddp {
+namespace {
+
+/// For each parameter whether it has a gradient on any rank. Python's ranks do not ask each other,
+/// so with one of them in the group every rank tells its own.
+std::vector<std::int32_t> have_gradients(const std::vector<at::Tensor>& parameters,
+                                         const ProcessGroup& group) {
+  std::vector<std::int32_t> have;
+  for (const auto& parameter : parameters) {
+    have.push_back(parameter.grad().defined() ? 1 : 0);
+  }
+  if (have.empty() || !detail::channel_of(group)->all_are_members()) {
+    return have;
+  }
+  const auto map = at::tensor(have, at::kInt).to(parameters.front().device());
+  all_reduce(map, ReduceOp::MAX, group);
+  const auto host = map.cpu();
+  return {host.data_ptr<std::int32_t>(), host.data_ptr<std::int32_t>() + host.numel()};
+}
+
+}  // namespace
 
 PeriodicModelAverager::PeriodicModelAverager(const PeriodicModelAveragerOptions& options)
     : period_(options.period()),
@@ -30,10 +53,11 @@ void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& pa
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> trained;
   std::vector<at::Tensor> flat;
-  for (const auto& parameter : parameters) {
-    if (parameter.grad().defined()) {
-      trained.push_back(parameter);
-      flat.push_back(parameter.reshape(-1));
+  const auto is_trained = have_gradients(parameters, group_);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (is_trained[i] != 0) {
+      trained.push_back(parameters[i]);
+      flat.push_back(parameters[i].reshape(-1));
     }
   }
   if (trained.empty()) {

@@ -33,11 +33,12 @@ class PeriodicModelAverager {
  public:
   explicit PeriodicModelAverager(const PeriodicModelAveragerOptions& options);
 
-  /// To be called after every `optimizer.step()`, on every rank. In a step that averages, every
-  /// parameter that has a gradient gets the mean of the ranks' values, in place and in one
-  /// all-reduce (parameters of several dtypes as the one that holds them all). Those without one
-  /// are left alone, so the ranks must have gradients for the same parameters. Throws
-  /// CommunicationError.
+  /// To be called after every `optimizer.step()`, on every rank with the same parameters. In a step
+  /// that averages, every parameter that has a gradient on any rank gets the mean of the ranks'
+  /// values, in place and in one all-reduce (parameters of several dtypes as the one that holds
+  /// them all); a small one before it tells which these are. Throws CommunicationError.
+  ///
+  /// In a job with Python ranks, all ranks must have gradients for the same parameters.
   void average_parameters(const std::vector<at::Tensor>& parameters);
 
   /// How often `average_parameters` was called.

@@ -79,7 +79,7 @@ at::Tensor reduced_scalar(const Rank& rank, const ddp::CommHook& hook, float own
   model->register_comm_hook(hook);
   model->forward(at::full({1, 1}, own)).sum().backward();
   RANK_CHECK(rank.world_size() == 2);
-  return layer->weight.grad().clone().view({});
+  return layer->weight.grad().clone();
 }
 
 }  // namespace
@@ -361,9 +361,13 @@ TEST_CASE("the model averager keeps dtypes and layouts, and leaves alone what ha
     const auto frozen = at::full({2}, own);
     const auto strides = single.strides().vec();
     const auto* data = single.data_ptr();
+    const auto on_rank_1 = make(at::kFloat);
+    if (rank.rank() == 0) {
+      on_rank_1.mutable_grad().reset();
+    }
     ddp::PeriodicModelAverager averager(1);
-    averager.average_parameters({single, half, frozen, complex});
-    for (const auto& tensor : {single, half, complex}) {
+    averager.average_parameters({single, half, frozen, complex, on_rank_1});
+    for (const auto& tensor : {single, half, complex, on_rank_1}) {
       RANK_CHECK(at::real(at::view_as_real(tensor.detach().to(at::kComplexFloat)).select(-1, 0))
                      .eq(0.5)
                      .all()
