@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <ddp/comm_hooks/default_hooks.h>
 #include <ddp/distributed_data_parallel_base.h>
 #include <ddp/error.h>
 #include <ddp/error_text.h>
@@ -303,6 +304,11 @@ void DistributedDataParallelBase::set_require_backward_grad_sync(bool require) {
 
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
   reducer_->register_comm_hook(std::move(hook));
+}
+
+void DistributedDataParallelBase::register_comm_hook(
+    std::shared_ptr<c10d::CommHookInterface> hook) {
+  register_comm_hook(comm_hooks::from_native(std::move(hook)));
 }
 
 }  // namespace ddp

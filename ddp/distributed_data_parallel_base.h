@@ -53,8 +53,13 @@ class DistributedDataParallelBase : public torch::nn::Module {
   void set_require_backward_grad_sync(bool require);
   bool require_backward_grad_sync() const { return require_sync_; }
 
-  /// Replaces the averaging all-reduce of the buckets; once, on every rank alike.
+  /// Replaces the averaging all-reduce of the buckets; once, on every rank alike. See
+  /// <ddp/comm_hooks/default_hooks.h> and its neighbours for hooks to be had.
+  ///
+  ///     model->register_comm_hook(ddp::comm_hooks::fp16_compress());
   void register_comm_hook(CommHook hook);
+  /// The same for a hook that was written for c10d's own reducer (a `c10d::CppCommHookInterface`).
+  void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
 
   const ProcessGroup& process_group() const { return group_; }
   const DistributedDataParallelOptions& options() const { return options_; }

@@ -1,6 +1,8 @@
+#include <stdexcept>
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <ddp/reducer/bucket.h>
 
@@ -157,10 +159,24 @@ void Bucket::drop_gradients(const std::vector<NamedParameter>& parameters) {
   }
 }
 
+at::Tensor Bucket::typed_flat() const {
+  const bool is_complex = c10::isComplexType(slots_.front().options.dtype().toScalarType());
+  return is_complex ? at::view_as_complex(flat_.view({-1, 2})) : flat_;
+}
+
 void Bucket::take_result(const at::Tensor& result) {
   const at::NoGradGuard no_grad;
+  const auto expected = typed_flat();
+  if (result.layout() != at::kStrided || result.numel() != expected.numel() ||
+      result.is_complex() != expected.is_complex()) {
+    throw std::runtime_error(
+        fmt::format("its result has {} elements of dtype {} ({}); the bucket has {} of dtype {}",
+                    result.numel(), c10::toString(result.scalar_type()),
+                    result.layout() == at::kStrided ? "dense" : "sparse", expected.numel(),
+                    c10::toString(expected.scalar_type())));
+  }
   if (!result.is_alias_of(flat_)) {
-    flat_.copy_(result.view_as(flat_));
+    expected.copy_(result.reshape_as(expected));
   }
 }
 

@@ -27,6 +27,8 @@ class Bucket {
   const std::vector<std::size_t>& indices() const { return indices_; }
   /// The tensor that is communicated: one-dimensional, contiguous.
   const at::Tensor& flat() const { return flat_; }
+  /// The same values in the parameters' dtype, as a hook sees them: of complex ones half as many.
+  at::Tensor typed_flat() const;
   std::int64_t bytes() const { return flat_.numel() * flat_.element_size(); }
 
   /// Begins a pass. `keep_gradients`: what the program still holds of earlier gradients is not
@@ -46,8 +48,8 @@ class Bucket {
   /// After a failed pass: nobody takes its gradients for averages, since there are none.
   void drop_gradients(const std::vector<NamedParameter>& parameters);
 
-  /// Takes `result` (of the bucket's size) for the reduced values, where a hook made another
-  /// tensor.
+  /// Takes `result` for the reduced values, where a hook made another tensor. Throws
+  /// std::runtime_error where that is not as many dense values as the bucket has.
   void take_result(const at::Tensor& result);
 
   /// After the reduction: completes those gradients that `complete` could not. `used_anywhere`
@@ -55,7 +57,7 @@ class Bucket {
   void finish(const std::vector<NamedParameter>& parameters,
               const std::vector<std::int32_t>& used_anywhere);
 
-  /// The gradients' offsets, lengths and sizes in `flat()`, for communication hooks.
+  /// The gradients' offsets, lengths and sizes in `typed_flat()`, for communication hooks.
   std::vector<std::size_t> offsets() const;
   std::vector<std::size_t> lengths() const;
   std::vector<c10::IntArrayRef> sizes() const;

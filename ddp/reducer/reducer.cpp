@@ -137,6 +137,9 @@ void Reducer::set_synchronize(bool synchronize) {
 
 void Reducer::register_comm_hook(CommHook hook) {
   const std::lock_guard lock(mutex_);
+  if (!hook) {
+    throw UsageError(who() + "register_comm_hook: the communication hook is empty");
+  }
   if (hook_) {
     throw UsageError(
         who() + "register_comm_hook: a communication hook is registered already; there can be one");
@@ -270,22 +273,34 @@ void Reducer::launch_full_buckets() {
 void Reducer::launch(std::size_t index) {
   auto& bucket = buckets_[index];
   bucket.complete(parameters_, hook_ ? 1.0 : factor_, used_);
-  auto& in_flight = in_flight_[index];
   if (hook_) {
-    std::vector<at::Tensor> parameters;
-    for (const auto parameter : bucket.indices()) {
-      parameters.push_back(parameters_[parameter].tensor);
-    }
-    c10d::GradBucket native(index, buckets_.size(), bucket.flat(), bucket.offsets(),
-                            bucket.lengths(), bucket.sizes(), std::move(parameters), std::nullopt);
-    in_flight.future = hook_(native);
+    launch_hook(index);
     return;
   }
   std::vector<at::Tensor> tensors{bucket.flat()};
   try {
-    in_flight.work = process_group_->allreduce(tensors);
+    in_flight_[index].work = process_group_->allreduce(tensors);
   } catch (const std::exception& error) {
     communication_failed("the all-reduce of " + describe(index), detail::concise(error));
+  }
+}
+
+void Reducer::launch_hook(std::size_t index) {
+  const auto& bucket = buckets_[index];
+  std::vector<at::Tensor> parameters;
+  for (const auto parameter : bucket.indices()) {
+    parameters.push_back(parameters_[parameter].tensor);
+  }
+  c10d::GradBucket native(index, buckets_.size(), bucket.typed_flat(), bucket.offsets(),
+                          bucket.lengths(), bucket.sizes(), std::move(parameters), std::nullopt);
+  std::string why = "it returned no future";
+  try {
+    in_flight_[index].future = hook_(native);
+  } catch (...) {
+    why = detail::concise(std::current_exception());
+  }
+  if (!in_flight_[index].future) {
+    communication_failed("the communication hook for " + describe(index), why);
   }
 }
 
@@ -329,7 +344,7 @@ void Reducer::finish_pass() {
   std::vector<std::int32_t> used_anywhere;
   at::Tensor used_map;
   c10::intrusive_ptr<c10d::Work> used_work;
-  if (options_.find_unused_parameters) {
+  const auto start_used_map = [&] {
     used_map = at::tensor(used_, at::kInt).to(parameters_.front().tensor.device());
     std::vector<at::Tensor> tensors{used_map};
     try {
@@ -337,9 +352,16 @@ void Reducer::finish_pass() {
     } catch (const std::exception& error) {
       communication_failed("the all-reduce of the used parameters", detail::concise(error));
     }
+  };
+  // A hook may start collectives until its futures are done, and the map must not come between.
+  if (options_.find_unused_parameters && !hook_) {
+    start_used_map();
   }
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
     wait_for(index);
+  }
+  if (options_.find_unused_parameters && hook_) {
+    start_used_map();
   }
   if (used_work) {
     try {
@@ -360,25 +382,11 @@ void Reducer::finish_pass() {
 
 void Reducer::wait_for(std::size_t index) {
   auto& in_flight = in_flight_[index];
-  const auto what = [&] { return "the all-reduce of " + describe(index); };
   if (in_flight.future) {
-    try {
-      detail::watched_wait(*in_flight.future, channel_.get());
-    } catch (const std::exception& error) {
-      communication_failed("the communication hook for " + describe(index), detail::concise(error));
-    }
-    if (in_flight.future->hasError()) {
-      std::string why;
-      try {
-        std::rethrow_exception(in_flight.future->exception_ptr());
-      } catch (const std::exception& error) {
-        why = detail::concise(error);
-      }
-      communication_failed("the communication hook for " + describe(index), why);
-    }
-    buckets_[index].take_result(c10d::detail::parseCppCommHookResult(in_flight.future->value()));
+    wait_for_hook(index);
     return;
   }
+  const auto what = [&] { return "the all-reduce of " + describe(index); };
   bool done = false;
   try {
     done = detail::watched_wait(*in_flight.work, channel_.get());
@@ -388,6 +396,19 @@ void Reducer::wait_for(std::size_t index) {
   if (!done) {
     communication_failed(what(), "it was aborted");
   }
+}
+
+void Reducer::wait_for_hook(std::size_t index) {
+  std::string why;
+  try {
+    auto& future = *in_flight_[index].future;
+    detail::watched_wait(future, channel_.get());
+    buckets_[index].take_result(detail::parse_hook_result(future.value()));
+    return;
+  } catch (...) {
+    why = detail::concise(std::current_exception());
+  }
+  communication_failed("the communication hook for " + describe(index), why);
 }
 
 void Reducer::close_pass() {

@@ -16,17 +16,13 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <ddp/reducer/bucket.h>
 #include <ddp/reducer/bucket_assignment.h>
+#include <ddp/reducer/comm_hook.h>
 #include <ddp/reducer/failure_channel.h>
 
 namespace ddp {
-
-/// Communicates one bucket in place of the reducer's averaging all-reduce. The future holds the
-/// reduced tensor (or a list whose first element it is). The hook divides by the world size itself.
-using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(c10d::GradBucket&)>;
 
 struct ReducerOptions {
   /// Bytes at which the first and the other buckets are closed, once the order of readiness is
@@ -74,8 +70,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// The number of passes that were reduced to their end.
   std::uint64_t finished_passes() const { return finished_passes_.load(); }
 
-  /// Replaces the averaging all-reduce. Throws UsageError where one is registered already, or in
-  /// the middle of a backward pass.
+  /// Replaces the averaging all-reduce. Throws UsageError where one is registered already, in the
+  /// middle of a backward pass, or where `hook` is empty.
   void register_comm_hook(CommHook hook);
 
   /// The layout in force: for each bucket, positions in the parameter list.
@@ -110,10 +106,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void queue_end_of_backward();
   void launch_full_buckets();
   void launch(std::size_t bucket);
+  void launch_hook(std::size_t bucket);
   void end_of_backward(std::uint64_t pass, int task);
   void backward_died(std::uint64_t pass);
   void finish_pass();
   void wait_for(std::size_t bucket);
+  void wait_for_hook(std::size_t bucket);
   void close_pass();
   void drop_gradients();
   bool fail_pass(const std::string& report) noexcept;

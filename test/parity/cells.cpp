@@ -72,6 +72,11 @@ Cell read_cell(const std::string& line) {
   cell.find_unused_parameters = settings.take_flag("find_unused_parameters").value_or(false);
   cell.gradient_as_bucket_view = settings.take_flag("gradient_as_bucket_view");
   cell.bucket_cap_mb = settings.take_number("bucket_cap_mb");
+  cell.hook = settings.take("hook").value_or("");
+  cell.low_rank = static_cast<int>(settings.take_number("low_rank").value_or(1));
+  cell.warm_start = settings.take_flag("warm_start").value_or(true);
+  cell.averaging = static_cast<int>(settings.take_number("averaging").value_or(0));
+  cell.subgroups = settings.take_flag("subgroups").value_or(false);
   settings.expect_none_left();
   return cell;
 }

@@ -19,7 +19,15 @@ struct Cell {
   bool find_unused_parameters = false;
   std::optional<bool> gradient_as_bucket_view;
   std::optional<double> bucket_cap_mb;
+  std::string hook;
+  int low_rank = 1;
+  bool warm_start = true;
+  int averaging = 0;
+  bool subgroups = false;
 };
+
+/// Post-local SGD starts after that many steps; cells.py has the same.
+constexpr int kLocalStart = 3;
 
 struct Plan {
   int steps = 0;

@@ -9,6 +9,8 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <test/parity/cells.h>
 #include <test/parity/models.h>
@@ -36,6 +38,54 @@ DistributedDataParallelOptions options_of(const Cell& cell) {
   }
   options.bucket_cap_mb(cell.bucket_cap_mb);
   return options;
+}
+
+CommHook make_hook(const Cell& cell) {
+  const auto power_sgd = [&] {
+    return comm_hooks::power_sgd(comm_hooks::PowerSGDOptions()
+                                     .matrix_approximation_rank(cell.low_rank)
+                                     .start_power_sgd_iter(2)
+                                     .warm_start(cell.warm_start));
+  };
+  if (cell.hook == "allreduce") {
+    return comm_hooks::allreduce();
+  }
+  if (cell.hook == "fp16_compress") {
+    return comm_hooks::fp16_compress();
+  }
+  if (cell.hook == "bf16_compress") {
+    return comm_hooks::bf16_compress();
+  }
+  if (cell.hook == "fp16_compress_wrapper") {
+    return comm_hooks::fp16_compress_wrapper(comm_hooks::allreduce());
+  }
+  if (cell.hook == "bf16_compress_wrapper") {
+    return comm_hooks::bf16_compress_wrapper(comm_hooks::allreduce());
+  }
+  if (cell.hook == "power_sgd") {
+    return power_sgd();
+  }
+  if (cell.hook == "fp16_power_sgd") {
+    return comm_hooks::fp16_compress_wrapper(power_sgd());
+  }
+  if (cell.hook == "quantization_per_tensor") {
+    return comm_hooks::quantization_per_tensor();
+  }
+  if (cell.hook == "quantization_per_channel") {
+    return comm_hooks::quantization_per_channel();
+  }
+  if (cell.hook == "post_local_sgd") {
+    comm_hooks::PostLocalSGDOptions options(kLocalStart);
+    options.post_local_gradient_allreduce(cell.subgroups);
+    if (cell.subgroups) {
+      // Pairs; the last rank of an odd number is alone.
+      const int first = get_rank() / 2 * 2;
+      options.subgroup(first + 1 < get_world_size() ? new_group({first, first + 1})
+                                                    : new_group({first}));
+    }
+    return comm_hooks::post_local_sgd(options);
+  }
+  throw std::invalid_argument("there is no hook " + cell.hook);
 }
 
 void load(Model& model, const Tensors& weights) {
@@ -70,6 +120,13 @@ void run(const Plan& plan, const Cell& cell, const std::string& folder) {
     load(*module, read_tensors(folder + "/weights." + cell.model));
   }
   DistributedDataParallel model(module, options_of(cell));
+  if (!cell.hook.empty()) {
+    model->register_comm_hook(make_hook(cell));
+  }
+  std::optional<PeriodicModelAverager> averager;
+  if (cell.averaging > 0) {
+    averager.emplace(PeriodicModelAveragerOptions(cell.averaging).warmup_steps(kLocalStart));
+  }
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(plan.learning_rate)
                                                        .momentum(plan.momentum)
                                                        .weight_decay(cell.weight_decay));
@@ -88,6 +145,9 @@ void run(const Plan& plan, const Cell& cell, const std::string& folder) {
       (loss / cell.micro_batches).backward();
     }
     optimizer.step();
+    if (averager) {
+      averager->average_parameters(model->parameters());
+    }
     for (const auto& parameter : model->named_parameters()) {
       results.add(std::to_string(step) + "/" + parameter.key(), parameter.value());
     }

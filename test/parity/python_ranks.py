@@ -3,13 +3,17 @@ parameters after every step. parity_ranks.cpp is its twin."""
 
 import contextlib
 import datetime
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks, post_localSGD_hook, powerSGD_hook, quantization_hooks)
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
 import tensor_file
-from cells import spare_is_used
+from cells import LOCAL_START, spare_is_used
 from models import MODELS
 
 TIMEOUT = datetime.timedelta(seconds=60)
@@ -24,6 +28,71 @@ def ddp_options(settings):
     if "bucket_cap_mb" in settings:
         options["bucket_cap_mb"] = float(settings.pop("bucket_cap_mb"))
     return options
+
+
+class GatherAsOverNccl:
+    """torch.distributed for Python's quantisation hooks. They expect all_gather's future to hold all ranks' parts
+    in one tensor, as NCCL's does; Gloo's holds a list, and with it the hooks fail."""
+
+    class Gather(NamedTuple):
+        work: dist.Work
+
+        def get_future(self):
+            return self.work.get_future().then(lambda future: [torch.stack(future.wait())])
+
+    def __getattr__(self, name):
+        return getattr(dist, name)
+
+    def all_gather(self, outputs, tensor, group, async_op):
+        return self.Gather(dist.all_gather(outputs, tensor, group=group, async_op=async_op))
+
+
+quantization_hooks.dist = GatherAsOverNccl()
+
+
+def power_sgd_state(settings):
+    return powerSGD_hook.PowerSGDState(None, int(settings.pop("low_rank")), start_powerSGD_iter=2,
+                                       warm_start=settings.pop("warm_start", "1") == "1")
+
+
+def post_local_sgd_state(settings):
+    subgroup = None
+    has_subgroups = settings.pop("subgroups") == "1"
+    if has_subgroups:
+        # Pairs; the last rank of an odd number is alone. Every rank makes all groups.
+        size = dist.get_world_size()
+        groups = [dist.new_group(list(range(first, min(first + 2, size)))) for first in range(0, size, 2)]
+        subgroup = groups[dist.get_rank() // 2]
+    return post_localSGD_hook.PostLocalSGDState(None, subgroup, LOCAL_START, has_subgroups)
+
+
+# Each: the hook, and what makes its state of the settings.
+HOOKS = {
+    "allreduce": (default_hooks.allreduce_hook, None),
+    "fp16_compress": (default_hooks.fp16_compress_hook, None),
+    "bf16_compress": (default_hooks.bf16_compress_hook, None),
+    "fp16_compress_wrapper": (default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook), None),
+    "bf16_compress_wrapper": (default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook), None),
+    "power_sgd": (powerSGD_hook.powerSGD_hook, power_sgd_state),
+    "fp16_power_sgd": (default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook), power_sgd_state),
+    "quantization_per_tensor": (quantization_hooks.quantization_pertensor_hook, None),
+    "quantization_per_channel": (quantization_hooks.quantization_perchannel_hook, None),
+    "post_local_sgd": (post_localSGD_hook.post_localSGD_hook, post_local_sgd_state),
+}
+
+
+def register_hook(model, settings):
+    """Takes the hook's settings out of `settings`."""
+    name = settings.pop("hook", None)
+    if name is None:
+        return
+    hook, make_state = HOOKS[name]
+
+    # Under a name of its own: Python refuses its bfloat16 hooks by their names where there is no NCCL.
+    def named_hook(state, bucket):
+        return hook(state, bucket)
+
+    model.register_comm_hook(make_state(settings) if make_state else None, named_hook)
 
 
 def load(model, weights):
@@ -46,7 +115,10 @@ def run_cell(plan, cell, folder):
     micro_batches = int(settings.pop("accumulate", "1"))
     set_to_none = settings.pop("set_to_none", "1") == "1"
     weight_decay = float(settings.pop("weight_decay", "0"))
+    averaging = int(settings.pop("averaging", "0"))
     options = ddp_options(settings)
+    hook_settings = {key: settings.pop(key) for key in ("hook", "low_rank", "warm_start", "subgroups")
+                     if key in settings}
     if settings:
         raise ValueError(f"{cell.name}: unknown settings {settings}")
 
@@ -57,6 +129,8 @@ def run_cell(plan, cell, folder):
         # The other ranks start from weights of their own, and get rank 0's by being wrapped.
         load(module, tensor_file.read(f"{folder}/weights.{cell.model}"))
     model = DistributedDataParallel(module, **options)
+    register_hook(model, hook_settings)
+    averager = PeriodicModelAverager(averaging, warmup_steps=LOCAL_START) if averaging else None
     optimizer = torch.optim.SGD(model.parameters(), plan.learning_rate, momentum=plan.momentum,
                                 weight_decay=weight_decay)
 
@@ -71,6 +145,8 @@ def run_cell(plan, cell, folder):
                     loss = module.loss(output, batches[f"{batch}/target"].tensor())
                     (loss / micro_batches).backward()
             optimizer.step()
+            if averager:
+                averager.average_parameters(model.parameters())
             for name, parameter in model.named_parameters():
                 results.add(f"{step}/{name}", parameter)
         results.add("buckets", bucket_sizes(model))

@@ -39,8 +39,6 @@ from cells import MODES, Cell, Plan
 from models import MODELS
 from ranks import RanksFailed, run_ranks
 
-BOUND = 1e-6  # of the largest parameter
-
 
 class Outcome(NamedTuple):
     difference: float
@@ -134,6 +132,14 @@ def is_vacuous(cell, parameters, folder, steps):
     return None
 
 
+def first_rank_difference(cell, results):
+    """The first entry in which the ranks differ although the cell makes them equal, or None."""
+    for name in results[0]:
+        if cell.makes_ranks_equal(int(name.partition("/")[0])) and any(one[name] != results[0][name] for one in results):
+            return name
+    return None
+
+
 def compare(cell, folder, world_size, steps):
     expected = [tensor_file.read(f"{folder}/python.{cell.name}.{rank}") for rank in range(world_size)]
     found = [tensor_file.read(f"{folder}/cpp.{cell.name}.{rank}") for rank in range(world_size)]
@@ -148,18 +154,17 @@ def compare(cell, folder, world_size, steps):
     vacuous = is_vacuous(cell, expected[0], folder, steps)
     if vacuous:
         complaints.append(f"the cell proves nothing: in Python {vacuous}")
-    if any(results != expected[0] for results in expected):
+    if first_rank_difference(cell, expected):
         complaints.append("the cell proves nothing: Python's ranks differ among themselves")
 
-    ranks_equal = all(results == found[0] for results in found)
-    if not ranks_equal:
-        name = next(name for name in found[0] if any(results[name] != found[0][name] for results in found))
-        complaints.append(f"the ranks differ among themselves, first in {name} (STEP/PARAMETER)")
+    rank_difference = first_rank_difference(cell, found)
+    if rank_difference:
+        complaints.append(f"the ranks differ among themselves, first in {rank_difference} (STEP/PARAMETER)")
     is_bit_equal = all(a == b for a, b in zip(expected, found))
     worst, where = max((difference(a, b, steps) for a, b in zip(expected, found)), key=lambda pair: pair[0])
-    if not worst <= BOUND:
+    if not worst <= cell.bound:
         first = next(name for name in expected[0] if any(a[name] != b[name] for a, b in zip(expected, found)))
-        complaints.append(f"differs by {worst:.1e} of the largest parameter in {where} (bound: {BOUND:.0e}); "
+        complaints.append(f"differs by {worst:.1e} of the largest parameter in {where} (bound: {cell.bound:.0e}); "
                           f"the first difference is in {first} (STEP/PARAMETER)")
     elif world_size == 2 and not is_bit_equal:
         # The order of additions does not matter with two summands.
@@ -168,7 +173,7 @@ def compare(cell, folder, world_size, steps):
         complaints.append(f"other buckets: Python's have {layouts[0]} bytes, ours {layouts[1]}")
     if "bucket_cap_mb" in cell.settings and len(layouts[1]) < 2:
         complaints.append("the cell is to have several buckets and has one")
-    return Outcome(worst, is_bit_equal, ranks_equal, len(layouts[1]), complaints)
+    return Outcome(worst, is_bit_equal, rank_difference is None, len(layouts[1]), complaints)
 
 
 def run_rank_count(options, cells, world_size, folder):

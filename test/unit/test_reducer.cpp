@@ -1,6 +1,7 @@
 #include <memory>
 #include <test/support/catch2.h>
 #include <test/support/fake_process_group.h>
+#include <thread>
 
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -632,7 +633,105 @@ TEST_CASE("a communication hook replaces the all-reduce; what it returns is the 
   }
   CHECK(seen == std::vector<std::size_t>{0, 0, 0});
   CHECK(fixture.group->works.empty());
-  REQUIRE_THROWS_WITH(fixture.reducer->register_comm_hook({}), contains("already"));
+  REQUIRE_THROWS_WITH(fixture.reducer->register_comm_hook({}), contains("empty"));
+  REQUIRE_THROWS_WITH(
+      fixture.reducer->register_comm_hook([](c10d::GradBucket& /*bucket*/) { return nullptr; }),
+      contains("already"));
+}
+
+TEST_CASE(
+    "a communication hook that goes wrong ends backward with an error that names the bucket") {
+  Fixture fixture;
+  const auto weight = fixture.add("weight", {1.0F, 1.0F});
+  fixture.make();
+  const auto holding = [](c10::IValue value) {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::AnyType::get());
+    future->markCompleted(std::move(value));
+    return future;
+  };
+  const auto failing = [] {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    future->setError(std::make_exception_ptr(std::domain_error("the hook's own words")));
+    return future;
+  };
+  struct Case {
+    std::function<c10::intrusive_ptr<c10::ivalue::Future>()> hook;
+    std::string words;
+  };
+  const auto number = GENERATE(range(0, 8));
+  const Case wrong =
+      std::vector<Case>{
+          {[]() -> c10::intrusive_ptr<c10::ivalue::Future> {
+             throw std::domain_error("the hook's own words");
+           },
+           "the hook's own words"},
+          {[]() -> c10::intrusive_ptr<c10::ivalue::Future> { throw 5; }, "not a std::exception"},
+          {failing, "the hook's own words"},
+          {[] { return nullptr; }, "no future"},
+          {[&] { return holding(7); }, "Int"},
+          {[&] { return holding(std::vector<at::Tensor>()); }, "an empty list"},
+          {[&] { return holding(at::ones({3})); },
+           "3 elements of dtype Float (dense); the bucket has 2"},
+          {[&] { return holding(at::ones({2}, at::kComplexFloat)); }, "ComplexFloat"},
+      }
+          .at(static_cast<std::size_t>(number));
+  fixture.reducer->register_comm_hook([&](c10d::GradBucket& /*bucket*/) { return wrong.hook(); });
+  fixture.forward();
+  try {
+    (weight * 2).sum().backward();
+    FAIL("backward succeeded");
+  } catch (const ddp::CommunicationError& error) {
+    CHECK_THAT(error.what(), contains("the communication hook for bucket 0 of 1 (weight)") &&
+                                 contains(wrong.words) && contains("rank 0"));
+  }
+  CHECK(!weight.grad().defined());
+  CHECK(fixture.channel->aborted);  // so that the peers end too
+  REQUIRE_THROWS_AS(fixture.forward(), ddp::CommunicationError);
+}
+
+TEST_CASE("a communication hook sees complex gradients as such, and may return other dtypes") {
+  Fixture fixture;
+  const auto real = fixture.add("real", {1.0F, 1.0F});
+  const auto complex = at::rand({3}, at::kComplexFloat).set_requires_grad(true);
+  fixture.parameters.push_back({"complex", complex});
+  fixture.make();
+  fixture.reducer->register_comm_hook([&](c10d::GradBucket& bucket) {
+    const bool is_complex = bucket.getBuffer().is_complex();
+    CHECK(bucket.getBuffer().numel() == (is_complex ? 3 : 2));
+    CHECK(bucket.getGradients().front().is_complex() == is_complex);
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    const auto tripled = bucket.getBuffer() * 3;
+    future->markCompleted(is_complex ? tripled : tripled.to(at::kHalf));
+    return future;
+  });
+  fixture.forward();
+  ((real * 2).sum() + at::real(complex * complex.conj()).sum()).backward();
+  CHECK(same_bits(real.grad(), at::tensor({6.0F, 6.0F})));
+  CHECK(at::allclose(complex.grad(), 6 * complex));
+}
+
+TEST_CASE("the map of used parameters goes after a hook's collectives, which may come late") {
+  Fixture fixture;
+  fixture.options.find_unused_parameters = true;
+  const auto weight = fixture.add("weight", {1.0F, 1.0F});
+  fixture.make();
+  std::thread late;
+  fixture.reducer->register_comm_hook([&](c10d::GradBucket& bucket) {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    late = std::thread([&fixture, future, buffer = bucket.getBuffer()] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::vector<at::Tensor> tensors{buffer};
+      fixture.group->allreduce(tensors, {});
+      future->markCompleted(buffer);
+    });
+    return future;
+  });
+  fixture.forward();
+  (weight * 2).sum().backward();
+  late.join();
+  REQUIRE(fixture.group->sent.size() == 2);
+  CHECK(fixture.group->sent[0].scalar_type() == at::kFloat);
+  CHECK(fixture.group->sent[1].scalar_type() == at::kInt);
 }
 
 TEST_CASE("hooks are gone with the reducer") {
