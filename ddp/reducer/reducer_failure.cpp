@@ -24,7 +24,7 @@ namespace {
 // rank hang for as long as this.
 constexpr std::chrono::milliseconds kFailurePatience(2000);
 // How long a rank whose collective failed waits for the others' reports.
-constexpr std::chrono::milliseconds kReportPatience(1500);
+constexpr std::chrono::milliseconds kReportPatience(2500);
 
 }  // namespace
 
