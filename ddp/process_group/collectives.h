@@ -12,11 +12,11 @@
 // may have a group of its own.
 //
 // Errors: UsageError before anything is sent (no group, a rank out of range, tensors that do not
-// fit); the group stays usable. CommunicationError afterwards (a rank left, or did not answer within
-// the group's timeout); this rank has then left the group, so that the others end too, and the text
-// says what is known of them. Shapes and dtypes that differ between ranks are refused on all of them
-// with TORCH_DISTRIBUTED_DEBUG=DETAIL; without it, some rank gets wrong values, or Gloo ends the
-// process.
+// fit); the group stays usable. CommunicationError afterwards (a rank left, or did not answer
+// within the group's timeout); this rank has then left the group, so that the others end too, and
+// the text says what is known of them. Shapes and dtypes that differ between ranks are refused on
+// all of them with TORCH_DISTRIBUTED_DEBUG=DETAIL; without it, some rank gets wrong values, or Gloo
+// ends the process.
 
 #include <ddp/process_group/all_to_all.h>
 #include <ddp/process_group/barrier.h>

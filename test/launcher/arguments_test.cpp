@@ -1,4 +1,4 @@
-// The command line as the launched program sees it.
+// The command line as the launched program sees it. (Case C26.)
 
 #include <algorithm>
 #include <sstream>

@@ -1,4 +1,5 @@
-// The launcher's exit status and its report, when workers end well, badly, and not at all.
+// The launcher's exit status and its report, when workers end well, badly, and not at all. (Cases
+// C21, C22.)
 
 #include <signal.h>
 #include <sys/stat.h>
