@@ -69,6 +69,10 @@ TEST_CASE(
        [f] {
          ddp::gather(f(), ddp::get_rank() == 0 ? Tensors{} : Tensors{f(), f()}, 0);
        }},
+      {"gather: outputs has 2 tensors; it must be empty on every rank but dst (",
+       [f] {
+         ddp::gather(f(), Tensors{f(), f()}, 1 - ddp::get_rank());
+       }},
       {"scatter: inputs",
        [f] {
          ddp::scatter(f(), ddp::get_rank() == 1 ? Tensors{} : Tensors{f(), f()}, 1);
@@ -101,11 +105,15 @@ TEST_CASE(
        }},
       {"all_to_all_single: output has 2 rows and input 4",
        [f] { ddp::all_to_all_single(at::ones({2}), f()); }},
+      {"all_to_all_single: output and input need a dimension to be split",
+       [] { ddp::all_to_all_single(at::scalar_tensor(1), at::scalar_tensor(1)); }},
       {"send: dst is this rank itself", [f] { ddp::send(f(), ddp::get_rank()); }},
-      {"send: tag is -1", [f] { ddp::send(f(), ddp::SendOptions(1 - ddp::get_rank()).tag(-1)); }},
+      {"send: tag is -1; it must not be negative",
+       [f] { ddp::send(f(), ddp::SendOptions(1 - ddp::get_rank()).tag(-1)); }},
       {"recv: src is 9", [f] { ddp::recv(f(), 9); }},
-      {"monitored_barrier: timeout is -1 ms", [] { ddp::monitored_barrier(milliseconds(-1)); }},
-      {"scatter_object: objects has 1 entries",
+      {"monitored_barrier: timeout is -1 ms; it must be positive, or 0 for the group's",
+       [] { ddp::monitored_barrier(milliseconds(-1)); }},
+      {"scatter_object: objects has 1 entries; expected one for each of the 2 ranks on src (0)",
        [] { ddp::scatter_object(std::vector<std::string>{"a"}); }},
       {"async_op is not for objects",
        [] { ddp::broadcast_object(std::string(), ddp::BroadcastOptions().async_op(true)); }},
@@ -138,6 +146,31 @@ TEST_CASE(
       }
     }
   }
+}
+
+TEST_CASE("refusals of one rank alone: no source, no other rank, an object that is no data") {
+  const auto results = run_ranks(1, [](const Rank& rank) {
+    start();
+    const auto error = [&](const std::string& name, const std::function<void()>& act) {
+      try {
+        act();
+      } catch (const ddp::UsageError& refusal) {
+        rank.report(name, std::string(refusal.what()));
+      }
+    };
+    error("source", [] { ddp::Work().source_rank(); });
+    error("alone", [] { ddp::recv(at::ones({1})); });
+    error("object", [] {
+      const auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      ddp::broadcast_object(c10::IValue(future));
+    });
+    ddp::destroy_process_group();
+  });
+  INFO(summary(results));
+  CHECK(results[0].status == 0);
+  CHECK_THAT(results[0]["source"], contains("source_rank: there is no work"));
+  CHECK_THAT(results[0]["alone"], contains("recv: there is no other rank to receive from"));
+  CHECK_THAT(results[0]["object"], contains("this object (Future) cannot be sent: "));
 }
 
 TEST_CASE("a rank that dies in the middle of a message ends its receiver, and the group can go") {

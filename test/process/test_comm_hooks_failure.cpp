@@ -124,6 +124,32 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a PowerSGD hook that serves two models is an error that says so") {
+  const auto results = run_ranks(2, [&](const Rank& /*rank*/) {
+    start(std::chrono::seconds(60));
+    torch::nn::Linear small(8, 8);
+    torch::nn::Linear large(16, 16);
+    ddp::DistributedDataParallel one(small);
+    ddp::DistributedDataParallel two(large);
+    const auto hook =
+        ddp::comm_hooks::power_sgd(ddp::comm_hooks::PowerSGDOptions().start_power_sgd_iter(2));
+    one->register_comm_hook(hook);
+    two->register_comm_hook(hook);
+    then_leave([&] {
+      for (int step = 0; step < 4; ++step) {
+        one->forward(at::ones({2, 8})).sum().backward();
+        two->forward(at::ones({2, 16})).sum().backward();
+      }
+    });
+  });
+  INFO(summary(results));
+  for (const auto& result : results) {
+    CHECK(result.error_type == "CommunicationError");
+    CHECK_THAT(result.error, contains("the bucket has 272 elements and had 72 in the step before: "
+                                      "the hook serves two models"));
+  }
+}
+
 TEST_CASE("hooks refuse what cannot work") {
   const auto results = run_ranks(2, [&](const Rank& rank) {
     using namespace ddp::comm_hooks;
@@ -137,17 +163,26 @@ TEST_CASE("hooks refuse what cannot work") {
     };
     RANK_CHECK(refused("init_process_group", [] { fp16_compress(); }));
     start();
-    RANK_CHECK(refused("matrix_approximation_rank",
+    RANK_CHECK(refused("matrix_approximation_rank is 0; it must be at least 1",
                        [] { power_sgd(PowerSGDOptions().matrix_approximation_rank(0)); }));
-    RANK_CHECK(refused("start_power_sgd_iter",
+    RANK_CHECK(refused("start_power_sgd_iter is 1; with use_error_feedback or warm_start",
                        [] { batched_power_sgd(PowerSGDOptions().start_power_sgd_iter(1)); }));
-    RANK_CHECK(refused("random_seed", [] { power_sgd(PowerSGDOptions().random_seed(-1)); }));
-    RANK_CHECK(refused("channel_size", [] {
+    RANK_CHECK(refused("random_seed is -1; it must be from 0 to 4294967295",
+                       [] { power_sgd(PowerSGDOptions().random_seed(-1)); }));
+    RANK_CHECK(refused("orthogonalization_epsilon is -1; it must not be negative",
+                       [] { power_sgd(PowerSGDOptions().orthogonalization_epsilon(-1)); }));
+    RANK_CHECK(refused("quantization_per_channel: channel_size is 0; it must be positive", [] {
       quantization_per_channel(QuantizationPerChannelOptions().channel_size(0));
     }));
-    RANK_CHECK(refused("empty", [] { fp16_compress_wrapper({}); }));
-    RANK_CHECK(refused("null", [] { from_native(nullptr); }));
-    RANK_CHECK(refused("period", [] { ddp::PeriodicModelAverager averager(0); }));
+    RANK_CHECK(refused("fp16_compress_wrapper: the hook to wrap is empty",
+                       [] { fp16_compress_wrapper({}); }));
+    RANK_CHECK(refused("register_comm_hook: the c10d::CommHookInterface is null",
+                       [] { from_native(nullptr); }));
+    RANK_CHECK(refused("PeriodicModelAverager: period is 0; it must be at least 1",
+                       [] { ddp::PeriodicModelAverager averager(0); }));
+    RANK_CHECK(refused("PeriodicModelAverager: warmup_steps is -1; it must not be negative", [] {
+      ddp::PeriodicModelAverager averager(ddp::PeriodicModelAveragerOptions(1).warmup_steps(-1));
+    }));
     const auto first = ddp::new_group({0});
     RANK_CHECK(rank.rank() == 0 || refused("", [&] { allreduce(first); }));
     ddp::destroy_process_group();

@@ -91,7 +91,9 @@ TEST_CASE(
   });
   INFO(summary(results));
   CHECK(results[1].error_type == "UsageError");
-  CHECK_THAT(results[1].error, contains("b.weight"));
+  CHECK_THAT(results[1].error,
+             contains("b.weight") && contains("The other ranks did not fail alike, so this rank "
+                                              "has left the group."));
   CHECK(results[0].error_type == "CommunicationError");
   CHECK_THAT(results[0].error, contains("rank 1 left") && contains("b.weight"));
   CHECK(results[0].seconds < 10);
@@ -129,4 +131,28 @@ TEST_CASE("a rank killed in the middle of backward: its peers end in seconds and
     CHECK_THAT(results[rank].error, contains("rank " + std::to_string(victim)));
     CHECK(results[rank].seconds < 10);
   }
+}
+
+TEST_CASE("a rank killed between two steps: the error says what its peer waited for") {
+  // The second step's forward agrees on the buckets, each one's sends the buffers.
+  const int steps = GENERATE(1, 2);
+  const auto results = run_ranks(2, [&](const Rank& rank) {
+    start(std::chrono::seconds(60));
+    torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));
+    ddp::DistributedDataParallel model(net);
+    const auto x = at::sin(at::arange(8, at::kFloat).view({4, 2}) + rank.rank());
+    for (int step = 0; step < 3; ++step) {
+      if (step == steps && rank.rank() == 0) {
+        raise(SIGKILL);
+      }
+      model(x).pow(3).sum().backward();
+    }
+  });
+  INFO(summary(results));
+  CHECK(results[0].status == 128 + SIGKILL);
+  CHECK(results[1].error_type == "CommunicationError");
+  CHECK_THAT(results[1].error,
+             contains(steps == 1 ? "agreeing on the layout of the buckets failed"
+                                 : "the broadcast of the module's buffers failed"));
+  CHECK(results[1].seconds < 15);
 }

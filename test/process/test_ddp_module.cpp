@@ -25,7 +25,8 @@ TEST_CASE("C13: models with different parameters are an error on every rank") {
   for (const auto& result : results) {
     CHECK(result.error_type == "UsageError");
     CHECK_THAT(result.error,
-               contains("rank 0 has 2 parameters") && contains("rank 1 has 1 parameter and"));
+               contains("the ranks' models or options differ. rank 0 has 2 parameters") &&
+                   contains("rank 1 has 1 parameter and"));
     CHECK(result.seconds < 20);
   }
 }
@@ -115,7 +116,10 @@ TEST_CASE("ignored parameters and buffers are left alone; an unknown name is ref
       ddp::DistributedDataParallel other(
           net, ddp::DistributedDataParallelOptions().ignored_parameters({"c.weight"}));
     } catch (const ddp::UsageError& error) {
-      refused = std::string(error.what()).find("c.weight") != std::string::npos;
+      refused = std::string(error.what())
+                    .find(
+                        "ignored_parameters has \"c.weight\", but the module has no parameter "
+                        "or buffer of that name") != std::string::npos;
     }
     RANK_CHECK(refused);
     ddp::destroy_process_group();
@@ -123,6 +127,26 @@ TEST_CASE("ignored parameters and buffers are left alone; an unknown name is ref
   INFO(summary(results));
   CHECK(results[0].status == 0);
   CHECK(results[1].status == 0);
+}
+
+TEST_CASE("an empty holder is refused, and a rank that wraps no model is named") {
+  const auto results = run_ranks(2, [](const Rank& rank) {
+    start(std::chrono::milliseconds(1500));
+    try {
+      ddp::DistributedDataParallel<Two> model{Two(nullptr)};
+    } catch (const ddp::UsageError& error) {
+      rank.report("empty", std::string(error.what()));
+    }
+    if (rank.rank() == 0) {
+      Two net;
+      ddp::DistributedDataParallel model(net);
+    }
+  });
+  INFO(summary(results));
+  CHECK_THAT(results[0]["empty"], contains("DistributedDataParallel: the module is empty"));
+  CHECK(results[0].error_type == "CommunicationError");
+  CHECK_THAT(results[0].error,
+             contains("rank 1 has not wrapped its model in DistributedDataParallel within 1.5 s"));
 }
 
 TEST_CASE("any forward: a struct, a tuple, a Sequential's own result type, several arguments") {
@@ -218,7 +242,9 @@ TEST_CASE("the wrapper is a module: names, a member, saving") {
       ddp::DistributedDataParallel model(net,
                                          ddp::DistributedDataParallelOptions().bucket_cap_mb(0));
     } catch (const ddp::UsageError& error) {
-      refused = std::string(error.what()).find("bucket_cap_mb") != std::string::npos;
+      refused = std::string(error.what())
+                    .find("DistributedDataParallel: bucket_cap_mb is 0 MiB; it must be positive") !=
+                std::string::npos;
     }
     RANK_CHECK(refused);
     ddp::destroy_process_group();

@@ -170,3 +170,33 @@ TEST_CASE("a sparse gradient that no layer announced becomes dense; a tied weigh
   CHECK(results[0].status == 0);
   CHECK(results[1].status == 0);
 }
+
+TEST_CASE(
+    "hooks and sparse gradients: a compressing one works, a result of another shape does not") {
+  const auto results = run_ranks(2, [](const Rank& rank) {
+    start();
+    for (const bool compresses : {true, false}) {
+      torch::nn::Embedding net(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+      ddp::DistributedDataParallel model(net);
+      if (compresses) {
+        model->register_comm_hook(ddp::comm_hooks::allreduce());
+      } else {
+        model->register_comm_hook([](c10d::GradBucket& /*bucket*/) {
+          auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+          future->markCompleted(at::ones({3, 2}));
+          return future;
+        });
+      }
+      model(indices({rank.rank()})).sum().backward();
+      RANK_CHECK(
+          at::equal(net->weight.grad().to_dense(),
+                    at::tensor({0.5F, 0.5F, 0.5F, 0.5F, 0.0F, 0.0F, 0.0F, 0.0F}).view({4, 2})));
+    }
+  });
+  INFO(summary(results));
+  for (const auto& result : results) {
+    CHECK(result.error_type == "CommunicationError");
+    CHECK_THAT(result.error,
+               contains("its result has the shape [3, 2]; the sparse gradient has [4, 2]"));
+  }
+}

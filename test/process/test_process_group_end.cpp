@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 #include <test/support/catch2.h>
@@ -79,10 +80,20 @@ TEST_CASE("a rank that never says good-bye does not hold the others for ever") {
     if (rank.rank() == 2) {
       _exit(0);
     }
+    int words[2];
+    RANK_CHECK(pipe(words) == 0);
+    const int standard_error = dup(STDERR_FILENO);
+    dup2(words[1], STDERR_FILENO);
     rank.report("seconds", seconds_of([] { ddp::destroy_process_group(); }));
+    dup2(standard_error, STDERR_FILENO);
+    close(words[1]);
+    char text[4096];
+    const auto length = read(words[0], text, sizeof(text));
+    rank.report("words", std::string(text, static_cast<std::size_t>(std::max<ssize_t>(length, 0))));
   });
   INFO(summary(results));
   CHECK(results[0].status == 0);
+  CHECK_THAT(results[0]["words"], contains("no good-bye from rank 2; closing the store"));
   CHECK(std::stod(results[0]["seconds"]) < 4);
   CHECK(results[1].status == 0);
 }

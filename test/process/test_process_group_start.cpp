@@ -7,6 +7,8 @@
 #include <test/support/ranks.h>
 #include <unistd.h>
 
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
 #include <ddp/ddp.h>
 
 // init_process_group with env:// over Gloo on forked ranks: what goes wrong before a group exists.
@@ -138,6 +140,57 @@ TEST_CASE("a rank 0 that never comes") {
   CHECK_THAT(results[1].error, contains("within 1.0 s"));
   CHECK_THAT(results[1].error, contains("Check that rank 0 has started"));
   CHECK(results[1].seconds < 6);
+}
+
+TEST_CASE("rank 0's word that it gave up reaches a rank that would wait for longer") {
+  const auto results = run_ranks(3, [](const Rank& rank) {
+    if (rank.rank() != 2) {
+      start(milliseconds(rank.rank() == 0 ? 1500 : 15000));
+    }
+  });
+  INFO(summary(results));
+  CHECK(results[1].error_type == "CommunicationError");
+  CHECK_THAT(results[1].error,
+             contains("rank 1: rank 0 gave up: rank 2 of 3 did not come to the store at"));
+  CHECK(results[1].seconds < 8);
+}
+
+TEST_CASE("a rank 0 that is not on the machine of MASTER_ADDR is told so") {
+  // An address for documentation: it is nobody's.
+  const auto results = run_ranks(
+      1, [](const Rank&) { start(milliseconds(700)); }, with({{"MASTER_ADDR", "198.51.100.1"}}));
+  INFO(summary(results));
+  CHECK(results[0].error_type == "UsageError");
+  CHECK_THAT(results[0].error, contains("rank 0: cannot serve the store at 198.51.100.1:"));
+}
+
+TEST_CASE("a rank that starts again while rank 0 does not is told so") {
+  int failed[2];
+  REQUIRE(pipe(failed) == 0);
+  const auto results = run_ranks(3, [&](const Rank& rank) {
+    char word = 0;
+    start(milliseconds(15000));
+    if (rank.rank() == 2) {
+      // Meanwhile rank 0 waits for its good-bye, and keeps the store.
+      RANK_CHECK(read(failed[0], &word, 1) == 1);
+    }
+    ddp::destroy_process_group();
+    if (rank.rank() == 1) {
+      try {
+        start(milliseconds(700));
+      } catch (const ddp::CommunicationError& error) {
+        rank.report("error", error.what());
+      }
+      RANK_CHECK(write(failed[1], &word, 1) == 1);
+    }
+  });
+  close(failed[0]);
+  close(failed[1]);
+  INFO(summary(results));
+  // The second where the time is over in the middle of an attempt.
+  CHECK_THAT(results[1]["error"],
+             contains("rank 1: rank 0 has not opened its store at 127.0.0.1:") ||
+                 contains("could not be joined within 0.7 s"));
 }
 
 TEST_CASE("C24: a foreign listener on the port ends every rank, and is named") {
@@ -274,6 +327,37 @@ TEST_CASE("a rank 0 that is stopped during the start") {
   CHECK(results[1].seconds < 5);
 }
 
+TEST_CASE("a rank 0 that is killed while it waits for the others") {
+  pid_t master = 0;
+  const ddp::test::Trigger begins{0, "begins", [&](int pid) { master = pid; }};
+  const ddp::test::Trigger joined{2, "joined", [&](int) { kill(master, SIGKILL); }};
+  const auto results = run_ranks(
+      3,
+      [](const Rank& rank) {
+        if (rank.rank() == 2) {
+          c10d::TCPStoreOptions options;
+          options.port = static_cast<std::uint16_t>(std::atoi(std::getenv("MASTER_PORT")));
+          options.waitWorkers = false;
+          c10d::TCPStore store("127.0.0.1", options);
+          store.wait({"ddp/joined/1"}, milliseconds(15000));
+          rank.report("joined", 1);
+          return;
+        }
+        if (rank.rank() == 0) {
+          rank.report("begins", 1);
+        }
+        start(milliseconds(4000));
+      },
+      with({}), {begins, joined});
+  INFO(summary(results));
+  CHECK(results[0].status == 128 + SIGKILL);
+  CHECK(results[1].error_type == "CommunicationError");
+  // The second where rank 1 had not come to wait yet.
+  CHECK_THAT(results[1].error,
+             contains("rank 0 has ended, or does not answer, at its store at 127.0.0.1:") ||
+                 contains("could not be joined within 4.0 s"));
+}
+
 TEST_CASE("init, destroy and init again on one port, many times") {
   const auto results = run_ranks(3, [](const Rank& rank) {
     for (int round = 0; round < 6; ++round) {
@@ -352,7 +436,7 @@ TEST_CASE("interfaces chosen by GLOO_SOCKET_IFNAME") {
     CHECK(several[rank]["sum"] == "3.000000");
     CHECK(unknown[rank].error_type == "UsageError");
     CHECK_THAT(unknown[rank].error,
-               contains("the interface \"nope0\" of GLOO_SOCKET_IFNAME=lo,nope0"));
+               contains("Gloo cannot use the interface \"nope0\" of GLOO_SOCKET_IFNAME=lo,nope0"));
     CHECK_THAT(unknown[rank].error, contains("`ip addr`"));
   }
 }

@@ -2,12 +2,14 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <test/support/catch2.h>
 #include <test/support/ranks.h>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <ddp/ddp.h>
@@ -151,6 +153,7 @@ TEST_CASE("a stale file of an earlier run is named by each rank") {
     CHECK(result.error_type == "UsageError");
     CHECK_THAT(result.error,
                contains("the file " + folder.file() + " is left from an earlier run"));
+    CHECK_THAT(result.error, contains("that did not end cleanly (rank "));
     CHECK_THAT(result.error, contains("delete it"));
   }
 }
@@ -168,6 +171,74 @@ TEST_CASE("a file that cannot be a store is named") {
              contains("there is no folder " + folder.file("none")));
   std::filesystem::create_directory(folder.file("folder"));
   CHECK_THAT(error(folder.file("folder")), contains("is not a file that can be read and written"));
+}
+
+TEST_CASE("a file that cannot be written is named, with the system's words") {
+  const Folder folder;
+  const auto results = run_ranks(1, [&](const Rank&) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit none{0, 0};
+    RANK_CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0);
+    ddp::init_process_group(
+        over("file://" + folder.file(), milliseconds(500)).rank(0).world_size(1));
+  });
+  INFO(summary(results));
+  CHECK(results[0].error_type == "UsageError");
+  CHECK_THAT(results[0].error,
+             contains("the file " + folder.file()) && contains(" cannot be used as a store ("));
+}
+
+TEST_CASE("two processes with one rank at one file") {
+  const Folder folder;
+  const auto results = run_ranks(2, [&](const Rank&) {
+    ddp::init_process_group(
+        over("file://" + folder.file(), milliseconds(2000)).rank(0).world_size(2));
+  });
+  INFO(summary(results));
+  // The first to come waits for rank 1, and sees to it that the other one is refused.
+  const auto& refused = results[0].error_type == "UsageError" ? results[0] : results[1];
+  CHECK(refused.error_type == "UsageError");
+  CHECK_THAT(refused.error, contains("rank 0: another process uses the file " + folder.file()));
+}
+
+TEST_CASE("a program's own store that throws, or closes while the ranks connect") {
+  const ReservedPort port;
+  const auto results = run_ranks(2, [&](const Rank& rank) {
+    struct Broken : c10d::HashStore {
+      c10::intrusive_ptr<c10d::Store> clone() override { throw std::runtime_error("out of paper"); }
+    };
+    const auto from = [](const c10::intrusive_ptr<c10d::Store>& store) {
+      ddp::init_process_group(InitProcessGroupOptions().store(store).rank(1).world_size(2).timeout(
+          milliseconds(15000)));
+    };
+    if (rank.rank() == 1) {
+      try {
+        from(c10::make_intrusive<Broken>());
+      } catch (const ddp::CommunicationError& error) {
+        rank.report("broken", error.what());
+      }
+    }
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<std::uint16_t>(port.port());
+    options.isServer = rank.rank() == 0;
+    options.waitWorkers = false;
+    const c10::intrusive_ptr<c10d::Store> store =
+        c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    if (rank.rank() == 1) {
+      store->set("connecting", std::string("1"));
+      from(store);
+    } else {
+      store->wait({"connecting"});
+      // What rank 1 leaves there as a member, below the group's prefixes.
+      store->wait({"0//ddp/member/1"});
+    }
+  });
+  INFO(summary(results));
+  CHECK(results[0].status == 0);
+  CHECK_THAT(results[1]["broken"],
+             contains("failed before all ranks were connected (out of paper"));
+  CHECK(results[1].error_type == "CommunicationError");
+  CHECK_THAT(results[1].error, contains("was closed before all ranks were connected"));
 }
 
 TEST_CASE("a store of the program's own, kept by the program, twice") {
@@ -286,6 +357,7 @@ TEST_CASE("what new_group refuses, and what refuses a non-member's group") {
     ddp::init_process_group(over("env://"));
     error("range", [] { ddp::new_group({0, 2}); });
     error("twice", [] { ddp::new_group({1, 0, 1}); });
+    error("timeout", [] { ddp::new_group({0}, ddp::NewGroupOptions().timeout(milliseconds(-1))); });
     const auto group = ddp::new_group({1 - rank.rank()});
     const auto tensor = at::ones({2});
     error("all_reduce", [&] { ddp::all_reduce(tensor, {}, group); });
@@ -293,6 +365,10 @@ TEST_CASE("what new_group refuses, and what refuses a non-member's group") {
     error("object", [&] { ddp::all_gather_object(std::string("x"), group); });
     error("ranks", [&] { ddp::get_process_group_ranks(group); });
     error("not in it", [&] { ddp::get_group_rank(ddp::default_group(), 2); });
+    error("no rank of it", [&] { ddp::get_global_rank(ddp::default_group(), 2); });
+    const auto own = ddp::new_group({rank.rank()});
+    ddp::destroy_process_group(own);
+    error("destroyed", [&] { ddp::get_process_group_ranks(own); });
     ddp::destroy_process_group(group);
     rank.report("sum", sum_of_ranks());
     ddp::destroy_process_group();
@@ -307,7 +383,11 @@ TEST_CASE("what new_group refuses, and what refuses a non-member's group") {
     CHECK_THAT(result[name],
                contains("rank 0 is not a member of this group, which has the ranks 1"));
   }
+  CHECK_THAT(result["timeout"],
+             contains("timeout is -1 ms; it must be positive, or 0 for the default group's"));
   CHECK_THAT(result["not in it"], contains("rank 2 is not in the group"));
+  CHECK_THAT(result["no rank of it"], contains("get_global_rank: 2 is not a rank of the group"));
+  CHECK_THAT(result["destroyed"], contains("this process group was destroyed"));
   CHECK(result["sum"] == "3.000000");
 }
 

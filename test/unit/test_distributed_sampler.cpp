@@ -219,18 +219,25 @@ TEST_CASE("a sampler continues from an archive", "[sampler]") {
   CHECK(rest_of_epoch(restored, 2) == remaining);
 
   ddp::DistributedSampler smaller(2, share(0, 2));
-  CHECK_THROWS_AS(smaller.load(in), ddp::UsageError);
+  CHECK_THROWS_WITH(smaller.load(in), contains("the archive's position is 2, but an epoch has 1 "
+                                               "examples here"));
 }
 
 TEST_CASE("a bad combination of options is a usage error", "[sampler]") {
-  CHECK_THROWS_AS(ddp::DistributedSampler(8, share(2, 2)), ddp::UsageError);
+  CHECK_THROWS_WITH(ddp::DistributedSampler(8, share(2, 2)),
+                    contains("DistributedSampler: rank 2 of num_replicas 2; expected at least one "
+                             "replica"));
   CHECK_THROWS_AS(ddp::DistributedSampler(8, share(-1, 2)), ddp::UsageError);
   CHECK_THROWS_AS(ddp::DistributedSampler(8, share(0, 0)), ddp::UsageError);
   // Without a process group, half of the pair leaves the other half to guesses.
   CHECK_THROWS_AS(ddp::DistributedSampler(8, ddp::DistributedSamplerOptions().rank(0)),
                   ddp::UsageError);
-  CHECK_THROWS_AS(ddp::DistributedSampler(8, ddp::DistributedSamplerOptions().num_replicas(2)),
-                  ddp::UsageError);
+  CHECK_THROWS_WITH(ddp::DistributedSampler(8, ddp::DistributedSamplerOptions().rank(0)),
+                    contains("DistributedSampler: rank is given but num_replicas is not, and there "
+                             "is no process group"));
+  CHECK_THROWS_WITH(ddp::DistributedSampler(8, ddp::DistributedSamplerOptions().num_replicas(2)),
+                    contains("DistributedSampler: num_replicas is given but rank is not, and there "
+                             "is no process group"));
 }
 
 }  // namespace

@@ -1,7 +1,10 @@
 #include <cstdlib>
 #include <test/support/catch2.h>
+#include <test/support/fake_process_group.h>
 
 #include <ddp/error.h>
+#include <ddp/error_text.h>
+#include <ddp/process_group/barrier.h>
 #include <ddp/process_group/environment.h>
 #include <ddp/process_group/meeting_place.h>
 #include <ddp/process_group/network.h>
@@ -111,9 +114,18 @@ TEST_CASE("a port out of range is refused") {
 }
 
 TEST_CASE("tcp:// and file:// need rank and world_size from exactly one place") {
-  CHECK_THAT(refusal("tcp://127.0.0.1:1"), contains("needs world_size"));
+  CHECK_THAT(refusal("tcp://127.0.0.1:1"),
+             contains("needs world_size: give InitProcessGroupOptions().world_size(...)"));
   CHECK_THAT(refusal("file:///tmp/x?world_size=2"), contains("needs rank"));
   CHECK_THAT(refusal("file:///tmp/x?rank=0&world_size=2", 0, -1), contains("rank is given twice"));
+}
+
+TEST_CASE("a master's address that is a URL or a path is refused") {
+  for (const std::string value : {"tcp://10.0.0.1", "10.0.0.1/29500"}) {
+    const Environment wrong("MASTER_ADDR", value);
+    CHECK_THAT(refusal(), contains("MASTER_ADDR is \"" + value +
+                                   "\"; expected a host name or a numeric address alone"));
+  }
 }
 
 TEST_CASE("an unknown host is named, within the timeout") {
@@ -133,6 +145,9 @@ TEST_CASE("the address that a rank announces is that of its route to the master"
   CHECK(ddp::detail::is_loopback("::1"));
   CHECK_FALSE(ddp::detail::is_loopback("10.0.0.1"));
   CHECK(ddp::detail::host_and_port("::1", 5) == "[::1]:5");
+  // No socket may be connected to it unless it asks for that.
+  CHECK_THROWS_WITH(local_address_toward("255.255.255.255", 5),
+                    contains("this machine has no route to the master 255.255.255.255:5"));
 }
 
 TEST_CASE("ranks that are all on one node use loopback") {
@@ -152,7 +167,8 @@ TEST_CASE("local_rank and local_world_size") {
 
 TEST_CASE("without a group every question is refused, and destroying does nothing") {
   CHECK_FALSE(ddp::is_initialized());
-  CHECK_THROWS_WITH(ddp::get_rank(), contains("call ddp::init_process_group() first"));
+  CHECK_THROWS_WITH(ddp::get_rank(), contains("there is no default process group: call "
+                                              "ddp::init_process_group() first"));
   CHECK_THROWS_AS(ddp::get_world_size(), ddp::UsageError);
   ddp::destroy_process_group();
 }
@@ -162,8 +178,24 @@ TEST_CASE("options that no group can be made of") {
   CHECK_THROWS_WITH(ddp::init_process_group("mpi"),
                     contains("the backend \"mpi\" is not in this build"));
   CHECK_THROWS_WITH(ddp::init_process_group(Options().timeout(milliseconds(0))),
-                    contains("timeout is 0 ms"));
+                    contains("init_process_group: timeout is 0 ms; it must be positive"));
   setenv("TORCH_DISTRIBUTED_DEBUG", "LOUD", 1);
   CHECK_THROWS_WITH(ddp::init_process_group(), contains("TORCH_DISTRIBUTED_DEBUG is \"LOUD\""));
   unsetenv("TORCH_DISTRIBUTED_DEBUG");
+}
+
+TEST_CASE("a group of the program's own that has no store is refused") {
+  const ddp::ProcessGroup group = c10::make_intrusive<ddp::test::FakeProcessGroup>(2);
+  CHECK_THROWS_WITH(ddp::barrier(group), contains("the process group has no store"));
+}
+
+TEST_CASE("what other libraries say is shortened to what concerns the user") {
+  const auto concise = [](const std::string& text) {
+    return ddp::detail::concise(std::runtime_error(text));
+  };
+  CHECK(concise("[/src/pair.cc:547] Connection closed by peer [127.0.0.1]:1") ==
+        "Connection closed by peer [127.0.0.1]:1");
+  CHECK(concise("it failed.\nException raised from f at g.cpp:1") == "it failed");
+  CHECK(concise("[/src/pair.cc:547] Application timeout caused pair closure") ==
+        "the group's connections were closed after another operation had failed");
 }

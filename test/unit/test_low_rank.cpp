@@ -1,7 +1,10 @@
+#include <memory>
 #include <test/support/catch2.h>
+#include <test/support/fake_process_group.h>
 
 #include <ATen/ATen.h>
 
+#include <ddp/comm_hooks/hook_worker.h>
 #include <ddp/comm_hooks/low_rank.h>
 
 using ddp::comm_hooks::detail::fill_randomly;
@@ -51,4 +54,18 @@ TEST_CASE("columns of zeros stay zeros instead of becoming NaN") {
   orthogonalize(matrices, epsilon);
   CHECK(at::equal(matrices[0], at::zeros({4, 2})));
   CHECK(at::isfinite(matrices).all().item<bool>());
+}
+
+TEST_CASE("a hook's worker that is destroyed ends its job, and the job's future says so") {
+  const auto never = c10::make_intrusive<ddp::test::FakeWork>(at::ones({1}), [] {});
+  auto worker = std::make_unique<ddp::comm_hooks::detail::HookWorker>();
+  const auto buffer = at::ones({1});
+  const auto future = worker->run(buffer, [&running = *worker, never, buffer] {
+    running.wait(*never);
+    return buffer;
+  });
+  worker.reset();
+  REQUIRE(future->hasError());
+  CHECK_THAT(future->tryRetrieveErrorMessage(),
+             contains("the communication hook was destroyed while it ran"));
 }

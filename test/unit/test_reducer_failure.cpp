@@ -2,6 +2,8 @@
 #include <test/unit/reducer_fixture.h>
 #include <thread>
 
+#include <ddp/reducer/watched_wait.h>
+
 // The reducer: passes that fail, and communication hooks.
 
 using namespace ddp::test;
@@ -14,9 +16,9 @@ TEST_CASE(
   const auto unused = fixture.add("net.unused", {1.0F});
   fixture.make();
   fixture.forward();
-  REQUIRE_THROWS_WITH((used * 2).sum().backward(), contains("net.unused") &&
-                                                       !contains("net.used\n") &&
-                                                       contains("find_unused_parameters(true)"));
+  REQUIRE_THROWS_WITH((used * 2).sum().backward(),
+                      contains("this backward pass gave no gradient to:\n  net.unused\n") &&
+                          !contains("net.used\n") && contains("find_unused_parameters(true)"));
   // Every rank failed: the one bucket was completed on the wire all the same.
   CHECK(fixture.group->works.size() == 1);
   CHECK_FALSE(fixture.channel->aborted);
@@ -96,9 +98,36 @@ TEST_CASE(
   REQUIRE_THROWS_AS(pass(), ddp::CommunicationError);
   CHECK(fixture.channel->aborted);
   CHECK_THAT(fixture.channel->reports.back(),
-             contains("bucket 1 of 2 (first.weight)") || contains("bucket 1 of 2 (second.weight)"));
+             contains("the all-reduce of bucket 1 of 2 (first.weight) failed") ||
+                 contains("the all-reduce of bucket 1 of 2 (second.weight) failed"));
   CHECK_THAT(fixture.channel->reports.back(), contains("the cable was cut"));
   REQUIRE_THROWS_WITH(pass(), contains("the cable was cut"));
+}
+
+TEST_CASE("a failed all-reduce of the used parameters is a CommunicationError that says so") {
+  Fixture fixture;
+  fixture.options.find_unused_parameters = true;
+  const auto weight = fixture.add("weight", {1.0F});
+  fixture.make();
+  fixture.group->fail_at = 1;
+  fixture.forward();
+  try {
+    (weight * 2).sum().backward();
+    FAIL("backward succeeded");
+  } catch (const ddp::CommunicationError& error) {
+    CHECK_THAT(error.what(),
+               contains("the all-reduce of the used parameters failed: the cable was cut"));
+  }
+  CHECK(fixture.channel->aborted);
+}
+
+TEST_CASE("a wait for a lost rank that the backend does not end gives up") {
+  FakeChannel channel;
+  channel.lost = true;
+  const auto work = c10::make_intrusive<ddp::test::FakeWork>(at::ones({1}), [] {});
+  REQUIRE_THROWS_WITH(ddp::detail::watched_wait(*work, &channel),
+                      contains("a rank that takes part in it has left"));
+  CHECK(channel.ended_operations == 1);
 }
 
 TEST_CASE("a refused launch is a CommunicationError of the same backward") {
@@ -134,10 +163,31 @@ TEST_CASE("a communication hook replaces the all-reduce; what it returns is the 
   }
   CHECK(seen == std::vector<std::size_t>{0, 0, 0});
   CHECK(fixture.group->works.empty());
-  REQUIRE_THROWS_WITH(fixture.reducer->register_comm_hook({}), contains("empty"));
+  REQUIRE_THROWS_WITH(fixture.reducer->register_comm_hook({}),
+                      contains("register_comm_hook: the communication hook is empty"));
   REQUIRE_THROWS_WITH(
       fixture.reducer->register_comm_hook([](c10d::GradBucket& /*bucket*/) { return nullptr; }),
-      contains("already"));
+      contains("register_comm_hook: a communication hook is registered already"));
+}
+
+TEST_CASE("a communication hook is not taken in the middle of a pass") {
+  Fixture fixture;
+  const auto early = fixture.add("early", {1.0F});
+  const auto late = fixture.add("late", {1.0F});
+  fixture.make();
+  fixture.forward();
+  std::string refusal = "(accepted)";
+  const auto hidden = early * 2;
+  hidden.register_hook([&](const at::Tensor& /*gradient*/) {
+    try {
+      fixture.reducer->register_comm_hook([](c10d::GradBucket& /*bucket*/) { return nullptr; });
+    } catch (const ddp::UsageError& error) {
+      refusal = error.what();
+    }
+  });
+  (hidden * late).sum().backward();
+  CHECK_THAT(refusal, contains("register_comm_hook: a backward pass is under way"));
+  CHECK(early.grad().item<float>() == 2.0F);
 }
 
 TEST_CASE(
@@ -159,7 +209,7 @@ TEST_CASE(
     std::function<c10::intrusive_ptr<c10::ivalue::Future>()> hook;
     std::string words;
   };
-  const auto number = GENERATE(range(0, 8));
+  const auto number = GENERATE(range(0, 9));
   const Case wrong =
       std::vector<Case>{
           {[]() -> c10::intrusive_ptr<c10::ivalue::Future> {
@@ -168,8 +218,10 @@ TEST_CASE(
            "the hook's own words"},
           {[]() -> c10::intrusive_ptr<c10::ivalue::Future> { throw 5; }, "not a std::exception"},
           {failing, "the hook's own words"},
-          {[] { return nullptr; }, "no future"},
-          {[&] { return holding(7); }, "Int"},
+          {[] { return nullptr; }, "it returned no future"},
+          {[&] { return holding(7); }, "the future that it returned holds Int; expected a tensor"},
+          {[&] { return holding(at::Tensor()); },
+           "the future that it returned holds an undefined tensor"},
           {[&] { return holding(std::vector<at::Tensor>()); }, "an empty list"},
           {[&] { return holding(at::ones({3})); },
            "3 elements of dtype Float (dense); the bucket has 2"},
