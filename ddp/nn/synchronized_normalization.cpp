@@ -102,7 +102,7 @@ struct SynchronizedNormalization : Function<SynchronizedNormalization> {
       const auto& mean = saved[2];
       const auto& invstd = saved[3];
       const auto [sum, sum_normalized] = own_sums(grad_output, input, mean, invstd);
-      // Defined for an empty batch too: a parameter without a gradient would count as unused.
+      // Zeros for an empty batch: this rank used the parameters as the others did.
       if (weight.defined()) {
         gradients[1] = sum_normalized.to(weight.scalar_type());
         gradients[2] = sum.to(weight.scalar_type());

@@ -4,8 +4,6 @@
 
 #include <torch/serialize.h>
 
-#include <ddp/nn/convert_sync_batchnorm.h>
-
 // convert_sync_batchnorm, and what SyncBatchNorm has in common with BatchNorm as a module.
 
 using ddp::convert_sync_batchnorm;

@@ -1,8 +1,6 @@
 #include <test/process/models.h>
 #include <test/support/catch2.h>
 
-#include <ddp/nn/sync_batch_norm.h>
-
 // SyncBatchNorm on forked ranks over Gloo: what it computes. A reference is a plain BatchNorm over
 // all ranks' rows, computed on each rank.
 
@@ -403,10 +401,15 @@ TEST_CASE("without a group, and in a group of one: a BatchNorm of its own") {
       is_plain(SyncBatchNormOptions(3).process_group(single));
     } else {
       torch::manual_seed(1);
-      const auto full = at::randn({4, 3});
+      const auto all = at::randn({4, 3}).set_requires_grad(true);
+      const auto own = all.detach().split(2)[rank.rank()].clone().set_requires_grad(true);
       SyncBatchNorm layer(SyncBatchNormOptions(3).process_group(pair));
-      RANK_CHECK(
-          near(layer(full.split(2)[rank.rank()]), plain(3)(full).split(2)[rank.rank()], 1e-6));
+      const auto output = layer(own);
+      const auto expected = plain(3)(all);
+      output.pow(3).sum().backward();
+      expected.pow(3).sum().backward();
+      RANK_CHECK(near(output, expected.split(2)[rank.rank()], 1e-6));
+      RANK_CHECK(near(own.grad(), all.grad().split(2)[rank.rank()], 1e-5));
     }
     ddp::barrier();
     ddp::destroy_process_group();

@@ -4,8 +4,6 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include <ddp/nn/sync_batch_norm.h>
-
 // SyncBatchNorm on forked ranks over Gloo: what it refuses, and what becomes of ranks whose peers
 // leave.
 

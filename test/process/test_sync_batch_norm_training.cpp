@@ -1,8 +1,6 @@
 #include <test/process/models.h>
 #include <test/support/catch2.h>
 
-#include <ddp/nn/sync_batch_norm.h>
-
 // SyncBatchNorm under DistributedDataParallel: its collectives and the buckets' share one group.
 
 using ddp::SyncBatchNorm;
@@ -96,7 +94,7 @@ TEST_CASE("trains as one process with the full batch, and all ranks have the sam
   }
 }
 
-TEST_CASE("an empty batch on one rank: its parameters count as used, the average is right") {
+TEST_CASE("an empty batch on one rank: it takes part in everything, the average is right") {
   const int empty = GENERATE(0, 2);
   const auto results = run_ranks(3, [&](const Rank& rank) {
     start();
