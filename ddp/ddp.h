@@ -10,5 +10,6 @@
 #include <ddp/data/distributed_sampler.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/error.h>
+#include <ddp/nn/convert_sync_batchnorm.h>
 #include <ddp/process_group/collectives.h>
 #include <ddp/process_group/process_group.h>

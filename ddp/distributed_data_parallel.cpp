@@ -375,7 +375,7 @@ LoggingData DistributedDataParallelBase::logging_data() const {
   }
   data.dtypes = fmt::format("{}", fmt::join(dtypes, ", "));
   for (const auto& module : wrapped_->modules()) {
-    data.has_sync_bn = data.has_sync_bn || module->name() == "ddp::SyncBatchNormImpl";
+    data.has_sync_bn = data.has_sync_bn || module->as<SyncBatchNormImpl>() != nullptr;
   }
   for (const auto& device : options_.device_ids()) {
     data.device_ids += (data.device_ids.empty() ? "" : ", ") + device.str();

@@ -25,9 +25,10 @@ NOT_ERRORS = {
         'in the init_method "…"', "none found", "the name service does not answer", "a tensor of …", "an empty list",
         "broadcast_buffers=…, init_sync=…", "…… …: shape […], strides […], …", "… parameter… and … buffer…",
         "rank … has …, rank … has ….", "their descriptions have the same digest", "bucket … of … (… ... …, …",
-        "has no input left", "is in a forward", "is in a backward", "said something unknown", "rank … of …: join: ",
+        "has no input left", "is in a forward", "is in a backward", "said something unknown", "rank … of …: join:",
         "Leave them out, and move", "Leave them out, or move"],
-    "what logging_data() prints": ["forward_compute_time: … ns", "module_name: …", "broadcast_buffers: …", "bucket_sizes: …"],
+    "what a layer prints, or a list in an entry": ["ddp::SyncBatchNorm(…, eps", "… (…, a class of its own)"],
+    "what logging_data() prints": ["…forward_compute_time: … ns", "module_name: …", "broadcast_buffers: …", "bucket_sizes: …"],
     "what is said before or after an entry": [
         "Start the program with `launch`", "… (rank 0, unless the program gave a store of its own)",
         "(it does not require a gradient any more)", "rank …: rank … has not … within … s"],
