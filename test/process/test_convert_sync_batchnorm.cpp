@@ -218,7 +218,10 @@ TEST_CASE("convert_sync_batchnorm: what cannot be replaced is named, and nothing
     };
     Typed net;
     auto text = refusal([&] { convert_sync_batchnorm(net); });
-    RANK_CHECK(has(text, "found 1 ") && has(text, "norm (torch::nn::BatchNorm1dImpl, in "));
+    RANK_CHECK(has(text,
+                   "convert_sync_batchnorm: expected batch norms that stand directly in a "
+                   "torch::nn::Sequential; found 1 ") &&
+               has(text, "norm (torch::nn::BatchNorm1dImpl, in "));
     RANK_CHECK(has(text, "TypedImpl") && has(text, "Declare each as ddp::SyncBatchNorm"));
     RANK_CHECK(!has(text, "features.1") && norm_of(net->features));
 
@@ -240,8 +243,11 @@ TEST_CASE("convert_sync_batchnorm: what cannot be replaced is named, and nothing
     replaced->replace_module("0", BatchNorm1d(4));
     RANK_CHECK(has(refusal([&] { convert_sync_batchnorm(replaced); }), "found 1 "));
 
-    RANK_CHECK(has(refusal([] { convert_sync_batchnorm(OwnNorm(4)); }), "OwnNormImpl"));
-    RANK_CHECK(has(refusal([] { convert_sync_batchnorm(Linear(nullptr)); }), "empty"));
+    RANK_CHECK(has(
+        refusal([] { convert_sync_batchnorm(OwnNorm(4)); }),
+        "convert_sync_batchnorm: expected a torch::nn::BatchNorm or a module with some; found a"));
+    RANK_CHECK(has(refusal([] { convert_sync_batchnorm(Linear(nullptr)); }),
+                   "convert_sync_batchnorm: the module is empty"));
     const auto other = ddp::new_group({1 - rank.rank()});
     RANK_CHECK(
         has(refusal([&] { convert_sync_batchnorm(BatchNorm1d(4), other); }), "not a member"));

@@ -82,7 +82,8 @@ TEST_CASE("SyncBatchNorm refuses inputs that do not fit before it communicates")
       const auto f = [&](const at::Tensor& input) { return refusal([&] { layer(input); }); };
       RANK_CHECK(has(f(at::ones({2})), "the input is [2]; expected N x 2 x any dimensions"));
       RANK_CHECK(has(f(at::ones({4, 3})), "the input is [4, 3]"));
-      RANK_CHECK(has(f(at::ones({4, 2}, at::kInt)), "of dtype Int"));
+      RANK_CHECK(
+          has(f(at::ones({4, 2}, at::kInt)), "the input is of dtype Int; convert it to float"));
       RANK_CHECK(has(f(at::Tensor()), "undefined"));
       RANK_CHECK(has(refusal([] { SyncBatchNorm(0)->forward(at::ones({4, 0})); }), "1 or more"));
     };
@@ -117,11 +118,13 @@ TEST_CASE("second derivatives are refused, first ones with a graph are not") {
     const auto twice = torch::autograd::grad({layer(input).pow(3).sum()}, {input}, {},
                                              /*retain_graph=*/true, /*create_graph=*/true)[0];
     RANK_CHECK(at::equal(once, twice) && twice.requires_grad());
-    RANK_CHECK(has(refusal([&] { twice.square().sum().backward(); }), "a second time"));
+    RANK_CHECK(has(refusal([&] { twice.square().sum().backward(); }),
+                   "a gradient that went through it was differentiated a second time"));
     // Of a sum, too, whose own derivative is a constant.
     const auto of_sum = torch::autograd::grad({layer(input).sum()}, {input}, {},
                                               /*retain_graph=*/true, /*create_graph=*/true)[0];
-    RANK_CHECK(has(refusal([&] { of_sum.sum().backward(); }), "a second time"));
+    RANK_CHECK(has(refusal([&] { of_sum.sum().backward(); }),
+                   "a gradient that went through it was differentiated a second time"));
     ddp::destroy_process_group();
   });
   INFO(summary(results));
