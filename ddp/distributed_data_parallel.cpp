@@ -16,6 +16,7 @@
 #include <ddp/model_agreement.h>
 #include <ddp/module_broadcast.h>
 #include <ddp/module_devices.h>
+#include <ddp/nn/sync_batch_norm.h>
 #include <ddp/process_group/collective_failure.h>
 #include <ddp/process_group/group_registry.h>
 #include <ddp/sparse_parameters.h>

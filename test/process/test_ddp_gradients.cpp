@@ -12,6 +12,7 @@ using ddp::test::own_rows;
 using ddp::test::Rank;
 using ddp::test::run_ranks;
 using ddp::test::scalar_input;
+using ddp::test::scalar_layer;
 using ddp::test::set_values;
 using ddp::test::start;
 using ddp::test::summary;
@@ -332,4 +333,98 @@ TEST_CASE("the same seed gives the same bits in every run") {
     runs.push_back(results[0]["weights"]);
   }
   CHECK(runs[0] == runs[1]);
+}
+
+TEST_CASE(
+    "C07: channels_last weights reach all ranks by logical index, and gradients keep strides") {
+  const auto results = run_ranks(2, [](const Rank& rank) {
+    start();
+    torch::nn::Conv2d net(torch::nn::Conv2dOptions(3, 4, 3).bias(false));
+    const auto values = at::arange(108, at::kFloat).view({4, 3, 3, 3}) / 100;
+    set_values(net->weight, rank.rank() == 0 ? values : at::zeros_like(values));
+    net->weight.set_data(net->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+    ddp::DistributedDataParallel model(net);
+    RANK_CHECK(at::equal(net->weight, values));
+    RANK_CHECK(net->weight.strides() == at::IntArrayRef({27, 1, 9, 3}));
+    const auto input = at::arange(150, at::kFloat).view({2, 3, 5, 5}) / 50 * (rank.rank() + 1);
+    model(input.contiguous(at::MemoryFormat::ChannelsLast)).pow(2).mean().backward();
+    const auto& gradient = net->weight.grad();
+    RANK_CHECK(gradient.strides() == at::IntArrayRef({27, 1, 9, 3}));
+    RANK_CHECK(std::abs(gradient.sum().item<double>() / 5614.317 - 1) < 1e-5);
+    RANK_CHECK(
+        at::allclose(gradient[0][0][0], at::tensor({9.129420F, 9.281857F, 9.434295F}), 1e-5));
+    rank.report("gradient", bits(gradient));
+    ddp::destroy_process_group();
+  });
+  INFO(summary(results));
+  CHECK(results[0].status == 0);
+  CHECK(results[1].status == 0);
+  CHECK(results[0]["gradient"] == results[1]["gradient"]);
+
+  // Different layouts on the ranks: named on both.
+  const auto differ = run_ranks(2, [](const Rank& rank) {
+    start();
+    torch::nn::Conv2d net(torch::nn::Conv2dOptions(3, 4, 3).bias(false));
+    if (rank.rank() == 0) {
+      net->weight.set_data(net->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+    }
+    ddp::DistributedDataParallel model(net);
+  });
+  INFO(summary(differ));
+  for (const auto& result : differ) {
+    CHECK(result.error_type == "UsageError");
+    CHECK_THAT(result.error, contains("weight: shape [4, 3, 3, 3], strides [27, 1, 9, 3]") &&
+                                 contains("strides [27, 9, 3, 1]"));
+  }
+}
+
+TEST_CASE("C12: gradients as bucket views, with both modes of zero_grad, kept and set by hand") {
+  for (const bool as_view : {true, false}) {
+    const auto results = run_ranks(2, [as_view](const Rank& rank) {
+      start();
+      auto net = scalar_layer();
+      ddp::DistributedDataParallel model(
+          net, ddp::DistributedDataParallelOptions().gradient_as_bucket_view(as_view));
+      torch::optim::SGD optimizer(model->parameters(), 0.0);
+      at::Tensor kept;
+      for (int step = 0; step < 10; ++step) {
+        optimizer.zero_grad(/*set_to_none=*/step < 5);
+        model(scalar_input(rank)).sum().backward();
+        RANK_CHECK(net->weight.grad().item<float>() == 1.5F);
+        optimizer.step();
+        if (step == 2) {
+          kept = net->weight.grad();
+        }
+      }
+      // With bucket views it may have been overwritten: by another average.
+      RANK_CHECK(kept.item<float>() == 1.5F);
+      net->weight.mutable_grad() = at::full({1, 1}, 100.0F);
+      model(scalar_input(rank)).sum().backward();
+      RANK_CHECK(net->weight.grad().item<float>() == 101.5F);
+      RANK_CHECK(as_view || kept.item<float>() == 1.5F);
+      ddp::destroy_process_group();
+    });
+    INFO(summary(results));
+    CHECK(results[0].status == 0);
+    CHECK(results[1].status == 0);
+  }
+}
+
+TEST_CASE("second derivatives: a gradient penalty's backward is reduced like any other") {
+  const auto results = run_ranks(2, [](const Rank& rank) {
+    start();
+    auto net = scalar_layer();
+    ddp::DistributedDataParallel model(net);
+    // loss = (w x)^3; its derivative by x, 3 w^3 x^2, squared, by w: 54 w^5 x^4.
+    const auto x = scalar_input(rank).set_requires_grad(true);
+    const auto by_x = torch::autograd::grad({model(x).pow(3).sum()}, {x}, {}, /*retain_graph=*/true,
+                                            /*create_graph=*/true)
+                          .front();
+    by_x.pow(2).sum().backward();
+    RANK_CHECK(net->weight.grad().item<float>() == 54.0F * (1 + 16) / 2);
+    ddp::destroy_process_group();
+  });
+  INFO(summary(results));
+  CHECK(results[0].status == 0);
+  CHECK(results[1].status == 0);
 }

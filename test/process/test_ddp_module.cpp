@@ -1,4 +1,5 @@
 #include <cmath>
+#include <sstream>
 #include <test/process/models.h>
 #include <test/support/catch2.h>
 
@@ -251,4 +252,56 @@ TEST_CASE("the wrapper is a module: names, a member, saving") {
   });
   INFO(summary(results));
   CHECK(results[0].status == 0);
+}
+
+TEST_CASE("logging_data tells what the wrapper is made of, and prints itself") {
+  const auto results = run_ranks(2, [](const Rank& rank) {
+    start();
+    torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 2));
+    ddp::DistributedDataParallel model(
+        net, ddp::DistributedDataParallelOptions().find_unused_parameters(false));
+    const auto before = model->logging_data();
+    RANK_CHECK(before.rank == rank.rank() && before.world_size == 2);
+    RANK_CHECK(before.backend_name == "gloo" && before.dtypes == "Float");
+    RANK_CHECK(before.num_parameter_tensors == 4 && before.total_parameter_size_bytes == 120);
+    RANK_CHECK(before.bucket_sizes == std::vector<std::int64_t>{120});
+    RANK_CHECK(before.iteration == 0 && !before.has_rebuilt_buckets);
+    for (int step = 0; step < 3; ++step) {
+      model(at::ones({2, 4})).sum().backward();
+    }
+    const auto after = model->logging_data();
+    RANK_CHECK(after.iteration == 3 && after.num_buckets_reduced == 1);
+    RANK_CHECK(after.has_rebuilt_buckets);
+    RANK_CHECK(after.rebuilt_bucket_sizes == std::vector<std::int64_t>{120});
+    RANK_CHECK(after.rebuilt_per_bucket_param_indices.front().size() == 4);
+    for (const auto& times : {after.last, after.average}) {
+      RANK_CHECK(times.forward_compute.count() > 0 && times.backward_compute.count() > 0);
+      RANK_CHECK(times.backward_comm >= times.backward_compute_comm_overlap);
+      RANK_CHECK(times.backward_compute >= times.backward_compute_comm_overlap);
+    }
+    RANK_CHECK(after.error.empty());
+    std::ostringstream text;
+    text << after;
+    rank.report("text", text.str());
+    ddp::destroy_process_group();
+  });
+  INFO(summary(results));
+  CHECK(results[0].status == 0);
+  CHECK_THAT(results[1]["text"], contains("rank: 1\n") && contains("rebuilt_bucket_sizes: 120\n") &&
+                                     contains("iteration: 3\n") &&
+                                     contains("avg_backward_comm_time: "));
+}
+
+TEST_CASE("device_ids is refused for a module on the CPU, on every rank") {
+  const auto results = run_ranks(2, [](const Rank& /*rank*/) {
+    start();
+    ddp::DistributedDataParallel model(
+        torch::nn::Linear(2, 2),
+        ddp::DistributedDataParallelOptions().device_ids({torch::Device(torch::kCUDA, 0)}));
+  });
+  INFO(summary(results));
+  for (const auto& result : results) {
+    CHECK(result.error_type == "UsageError");
+    CHECK_THAT(result.error, contains("device_ids") && contains("module->to(ddp::local_device())"));
+  }
 }

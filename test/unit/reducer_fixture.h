@@ -4,6 +4,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <test/support/checkpoint.h>
 #include <test/support/fake_process_group.h>
 #include <vector>
 
@@ -78,27 +79,6 @@ struct NoGradient : torch::autograd::Function<NoGradient> {
       torch::autograd::AutogradContext* /*context*/,
       const torch::autograd::variable_list& /*gradients*/) {
     return {at::Tensor()};
-  }
-};
-
-/// A re-entrant checkpoint: runs `body` again in its backward, with a nested backward().
-struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
-                            std::function<at::Tensor(const at::Tensor&)>* body) {
-    context->saved_data["body"] = reinterpret_cast<std::int64_t>(body);
-    context->save_for_backward({input});
-    const at::NoGradGuard no_grad;
-    return (*body)(input);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    auto* body = reinterpret_cast<std::function<at::Tensor(const at::Tensor&)>*>(
-        context->saved_data["body"].toInt());
-    const at::AutoGradMode with_grad(true);
-    auto input = context->get_saved_variables().front().detach().set_requires_grad(true);
-    const auto output = (*body)(input);
-    output.backward(gradients.front());
-    return {input.grad(), at::Tensor()};
   }
 };
 
