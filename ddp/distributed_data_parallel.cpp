@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <set>
+#include <string>
 #include <unordered_set>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <ddp/comm_hooks/default_hooks.h>
@@ -12,8 +15,10 @@
 #include <ddp/error_text.h>
 #include <ddp/model_agreement.h>
 #include <ddp/module_broadcast.h>
+#include <ddp/module_devices.h>
 #include <ddp/process_group/collective_failure.h>
 #include <ddp/process_group/group_registry.h>
+#include <ddp/sparse_parameters.h>
 
 namespace ddp {
 namespace {
@@ -80,6 +85,8 @@ ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
     result.first_bucket_cap = bytes_of("first_bucket_cap_mb", *options.first_bucket_cap_mb());
   }
   result.find_unused_parameters = options.find_unused_parameters();
+  result.static_graph = options.static_graph();
+  result.python_compatible = options.python_compatible();
   result.gradient_as_bucket_view = options.gradient_as_bucket_view();
   return result;
 }
@@ -91,9 +98,10 @@ std::string text_of(const DistributedDataParallelOptions& options) {
   };
   return fmt::format(
       "broadcast_buffers={}, init_sync={}, bucket_cap_mb={}, first_bucket_cap_mb={}, "
-      "find_unused_parameters={}",
+      "find_unused_parameters={}, static_graph={}, python_compatible={}",
       options.broadcast_buffers(), options.init_sync(), megabytes(options.bucket_cap_mb()),
-      megabytes(options.first_bucket_cap_mb()), options.find_unused_parameters());
+      megabytes(options.first_bucket_cap_mb()), options.find_unused_parameters(),
+      options.static_graph(), options.python_compatible());
 }
 
 /// Of the module itself. Its public functions copy the whole dictionary.
@@ -126,14 +134,19 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
   const auto reducer_settings = reducer_options(options_);
   check_ignored_names();
   const auto managed = managed_parameters();
-  const auto parameters = trainable(managed);
+  auto parameters = trainable(managed);
   if (parameters.empty()) {
     throw UsageError(
         who() +
         "DistributedDataParallel: no parameter of the module requires a gradient, so there is "
         "nothing to synchronise; use the module itself, or unfreeze a parameter before wrapping");
   }
+  input_device_ =
+      detail::find_input_device(managed, options_.device_ids(), options_.output_device(),
+                                who() + "DistributedDataParallel: ");
+  detail::mark_sparse_parameters(*wrapped_, parameters);
   const auto channel = detail::channel_of(group_);
+  check_ranks_are_native();
   const auto scope = fmt::format("model{}", channel->next_id());
   detail::check_models_agree(*channel, scope, text_of(options_), managed, managed_buffers());
   if (options_.init_sync()) {
@@ -146,7 +159,7 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
         }
         c10d::verify_params_across_processes(group_, tensors, std::nullopt);
       }
-      synchronize_module_states();
+      synchronize_module_states(0);
     } catch (const std::exception& error) {
       detail::fail_collective(*channel, "giving rank 0's parameters and buffers to all ranks",
                               detail::concise(error));
@@ -230,17 +243,37 @@ void DistributedDataParallelBase::check_ignored_names() const {
   }
 }
 
-void DistributedDataParallelBase::synchronize_module_states() {
+void DistributedDataParallelBase::check_ranks_are_native() const {
+  const auto channel = detail::channel_of(group_);
+  if (options_.python_compatible() || channel->all_are_members()) {
+    return;
+  }
+  const auto& members = channel->members();
+  std::vector<int> others;
+  for (int rank = 0; rank < channel->world_size(); ++rank) {
+    if (std::find(members.begin(), members.end(), rank) == members.end()) {
+      others.push_back(rank);
+    }
+  }
+  throw UsageError(fmt::format(
+      "{}DistributedDataParallel: rank{} {} of the group {} not from this library: with Python's "
+      "DistributedDataParallel there, wrap with "
+      "DistributedDataParallelOptions().python_compatible(true) here",
+      who(), others.size() == 1 ? "" : "s", fmt::join(others, ", "),
+      others.size() == 1 ? "is" : "are"));
+}
+
+void DistributedDataParallelBase::synchronize_module_states(int root) {
   std::vector<at::Tensor> tensors;
   for (const auto& entries : {managed_parameters(), managed_buffers()}) {
     for (const auto& entry : entries) {
       tensors.push_back(communicable(entry.tensor));
     }
   }
-  detail::broadcast_from_rank_0(*group_, detail::channel_of(group_).get(), tensors);
+  detail::broadcast_tensors(*group_, detail::channel_of(group_).get(), tensors, root);
 }
 
-void DistributedDataParallelBase::broadcast_buffers() {
+void DistributedDataParallelBase::broadcast_buffers(int root) {
   std::vector<at::Tensor> tensors;
   for (const auto& entry : managed_buffers()) {
     tensors.push_back(communicable(entry.tensor));
@@ -250,32 +283,64 @@ void DistributedDataParallelBase::broadcast_buffers() {
   }
   const auto channel = detail::channel_of(group_);
   try {
-    detail::broadcast_from_rank_0(*group_, channel.get(), tensors);
+    detail::broadcast_tensors(*group_, channel.get(), tensors, root);
   } catch (const std::exception& error) {
     detail::fail_collective(*channel, "the broadcast of the module's buffers",
                             detail::concise(error));
   }
 }
 
+// Note [When buffers are broadcast]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Once a step, before its first forward: that forward's graph refers to the buffers, and another
+// broadcast before its backward would change them under it. Python broadcasts before every forward
+// whose predecessor recorded a graph to be reduced, under no_grad() too
+// (nn/parallel/distributed.py, _pre_forward and _post_forward); with python_compatible that is done
+// here as well.
+
 void DistributedDataParallelBase::before_forward() {
-  if (!at::GradMode::is_enabled()) {
+  const bool records = at::GradMode::is_enabled();
+  if (options_.python_compatible()) {
+    if (records) {
+      reducer_->prepare_for_forward();
+      check_model_unchanged();
+      reducer_->set_synchronize(require_sync_);
+    }
+    if (buffers_are_due_ && options_.broadcast_buffers()) {
+      broadcast_buffers(0);
+    }
     return;
   }
-  reducer_->prepare_for_forward();
+  if (!records || reducer_->is_in_backward()) {
+    return;
+  }
   if (const auto passes = reducer_->finished_passes(); passes != passes_seen_) {
     passes_seen_ = passes;
     buffers_are_due_ = true;
   }
-  if (buffers_are_due_) {
-    check_model_unchanged();
-  }
-  // Once a step: the first forward's graph refers to the buffers, and a second broadcast before its
-  // backward would change them under it.
-  if (buffers_are_due_ && options_.broadcast_buffers()) {
-    broadcast_buffers();
-  }
+  prepare_forward(buffers_are_due_);
   buffers_are_due_ = false;
   reducer_->set_synchronize(require_sync_);
+}
+
+void DistributedDataParallelBase::prepare_forward(bool is_new_step) {
+  const bool broadcasts = is_new_step && options_.broadcast_buffers() && !managed_buffers().empty();
+  if (join_ && (broadcasts || reducer_->rebuild_is_due())) {
+    join_->announce(broadcasts ? detail::JoinWord::kBuffers : detail::JoinWord::kForward);
+  }
+  reducer_->prepare_for_forward();
+  if (is_new_step) {
+    check_model_unchanged();
+  }
+  if (broadcasts) {
+    broadcast_buffers(join_ ? join_->last_active() : 0);
+  }
+}
+
+void DistributedDataParallelBase::after_forward() {
+  if (options_.python_compatible()) {
+    buffers_are_due_ = at::GradMode::is_enabled() && require_sync_;
+  }
 }
 
 std::vector<at::Tensor> DistributedDataParallelBase::parameters() const {
@@ -292,6 +357,34 @@ torch::OrderedDict<std::string, at::Tensor> DistributedDataParallelBase::named_p
     result.insert(std::move(entry.name), std::move(entry.tensor));
   }
   return result;
+}
+
+LoggingData DistributedDataParallelBase::logging_data() const {
+  LoggingData data;
+  data.world_size = group_->getSize();
+  data.rank = group_->getRank();
+  data.backend_name = get_backend(group_);
+  data.module_name = wrapped_->name();
+  std::set<std::string> dtypes;
+  for (const auto& parameter : managed_parameters()) {
+    dtypes.insert(c10::toString(parameter.tensor.scalar_type()));
+    if (parameter.tensor.requires_grad()) {
+      ++data.num_parameter_tensors;
+      data.total_parameter_size_bytes += static_cast<std::int64_t>(parameter.tensor.nbytes());
+    }
+  }
+  data.dtypes = fmt::format("{}", fmt::join(dtypes, ", "));
+  for (const auto& module : wrapped_->modules()) {
+    data.has_sync_bn = data.has_sync_bn || module->name() == "ddp::SyncBatchNormImpl";
+  }
+  for (const auto& device : options_.device_ids()) {
+    data.device_ids += (data.device_ids.empty() ? "" : ", ") + device.str();
+  }
+  data.output_device = options_.output_device() ? options_.output_device()->str() : "";
+  data.broadcast_buffers = options_.broadcast_buffers();
+  data.join_uneven_inputs = join_ != nullptr;
+  reducer_->describe_in(data);
+  return data;
 }
 
 NoSyncGuard DistributedDataParallelBase::no_sync() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -8,6 +9,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <ddp/distributed_data_parallel_base.h>
+#include <ddp/input_device.h>
 
 namespace ddp {
 
@@ -43,7 +45,11 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   template <detail::Deduced = detail::Deduced{}, class... Args>
   auto forward(Args&&... args)
       -> decltype(std::declval<Impl&>().forward(std::forward<Args>(args)...)) {
-    before_forward();
+    const Forward around(*this);
+    if (input_device()) {
+      return module_->forward(
+          detail::OnDevice<Args>(std::forward<Args>(args), *input_device()).get()...);
+    }
     return module_->forward(std::forward<Args>(args)...);
   }
 
@@ -52,16 +58,39 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   template <class Result, class... Args>
   auto forward(Args&&... args)
       -> decltype(std::declval<Impl&>().template forward<Result>(std::forward<Args>(args)...)) {
-    before_forward();
+    const Forward around(*this);
+    if (input_device()) {
+      return module_->template forward<Result>(
+          detail::OnDevice<Args>(std::forward<Args>(args), *input_device()).get()...);
+    }
     return module_->template forward<Result>(std::forward<Args>(args)...);
   }
 
   /// The wrapped module. Its own forward communicates nothing, but a backward that reaches the
-  /// parameters is reduced whichever way its forward went (under `no_sync` it is not): do it on
-  /// every rank, or under `no_sync`.
+  /// parameters is reduced whichever way its forward went, unless the last forward of the wrapper
+  /// was under `no_sync`: do it on every rank.
   const std::shared_ptr<Impl>& module() const { return module_; }
 
  private:
+  /// What stands around the module's forward.
+  class Forward {
+   public:
+    explicit Forward(DistributedDataParallelImpl& model) : model_(model) {
+      model_.before_forward();
+    }
+    ~Forward() {
+      if (std::uncaught_exceptions() == exceptions_) {
+        model_.after_forward();
+      }
+    }
+    Forward(const Forward&) = delete;
+    Forward& operator=(const Forward&) = delete;
+
+   private:
+    DistributedDataParallelImpl& model_;
+    const int exceptions_ = std::uncaught_exceptions();
+  };
+
   std::shared_ptr<Impl> module_;
 };
 

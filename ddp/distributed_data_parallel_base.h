@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -9,6 +11,8 @@
 #include <torch/nn/module.h>
 
 #include <ddp/distributed_data_parallel_options.h>
+#include <ddp/join.h>
+#include <ddp/logging_data.h>
 #include <ddp/reducer/reducer.h>
 
 namespace ddp {
@@ -53,6 +57,20 @@ class DistributedDataParallelBase : public torch::nn::Module {
   void set_require_backward_grad_sync(bool require);
   bool require_backward_grad_sync() const { return require_sync_; }
 
+  /// Runs `body`, in which ranks may train for different numbers of steps: a rank whose `body` has
+  /// returned takes part in the others' collectives with zeros until all have finished. Then all
+  /// ranks have the parameters and buffers of a rank that finished last. Called by every rank, with
+  /// the same options.
+  ///
+  ///     model->join([&] {
+  ///       for (auto& batch : *loader) { ... }
+  ///     });
+  ///
+  /// Only the wrapper's own collectives are answered: `body` starts no others. Throws what `body`
+  /// throws (the rank then leaves the group, so that the others end as well), UsageError on every
+  /// rank where the ranks that have input do different things.
+  void join(const std::function<void()>& body, const JoinOptions& options = {});
+
   /// Replaces the averaging all-reduce of the buckets; once, on every rank alike. See
   /// <ddp/comm_hooks/default_hooks.h> and its neighbours for hooks to be had.
   ///
@@ -60,6 +78,9 @@ class DistributedDataParallelBase : public torch::nn::Module {
   void register_comm_hook(CommHook hook);
   /// The same for a hook that was written for c10d's own reducer (a `c10d::CppCommHookInterface`).
   void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+
+  /// What the wrapper is made of and has measured; prints itself.
+  LoggingData logging_data() const;
 
   const ProcessGroup& process_group() const { return group_; }
   const DistributedDataParallelOptions& options() const { return options_; }
@@ -69,8 +90,11 @@ class DistributedDataParallelBase : public torch::nn::Module {
   DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module,
                               DistributedDataParallelOptions options);
 
-  /// Around the wrapped module's forward.
+  /// Around the wrapped module's forward; the second where it returned.
   void before_forward();
+  void after_forward();
+  /// Where inputs are moved.
+  const std::optional<c10::Device>& input_device() const { return input_device_; }
 
  private:
   /// What the model consists of, to see whether it still does.
@@ -86,8 +110,12 @@ class DistributedDataParallelBase : public torch::nn::Module {
   std::vector<NamedParameter> managed_parameters() const;
   std::vector<NamedParameter> managed_buffers() const;
   void check_ignored_names() const;
-  void synchronize_module_states();
-  void broadcast_buffers();
+  void check_devices(const std::vector<NamedParameter>& parameters);
+  void check_ranks_are_native() const;
+  void synchronize_module_states(int root);
+  void broadcast_buffers(int root);
+  void prepare_forward(bool is_new_step);
+  void join_shadow();
 
   DistributedDataParallelOptions options_;
   std::shared_ptr<torch::nn::Module> wrapped_;
@@ -96,6 +124,8 @@ class DistributedDataParallelBase : public torch::nn::Module {
   std::vector<Part> parts_;
   std::vector<NamedParameter> frozen_;
   std::unordered_set<const c10::TensorImpl*> known_;
+  std::optional<c10::Device> input_device_;
+  std::unique_ptr<detail::JoinSession> join_;
   bool require_sync_ = true;
   bool buffers_are_due_ = true;
   std::uint64_t passes_seen_ = 0;

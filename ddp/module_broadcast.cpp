@@ -17,14 +17,16 @@ constexpr std::size_t kInFlight = 2;
 
 class Message {
  public:
-  Message(c10d::ProcessGroup& group, std::vector<at::Tensor> tensors)
+  Message(c10d::ProcessGroup& group, std::vector<at::Tensor> tensors, int root)
       : tensors_(std::move(tensors)) {
     std::vector<at::Tensor> parts;
     for (const auto& tensor : tensors_) {
       parts.push_back(tensor.contiguous().view({-1}));
     }
     flat_ = {parts.size() == 1 ? parts.front().clone() : at::cat(parts)};
-    work_ = group.broadcast(flat_);
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    work_ = group.broadcast(flat_, options);
   }
 
   void finish(FailureChannel* channel) {
@@ -47,8 +49,8 @@ class Message {
 
 }  // namespace
 
-void broadcast_from_rank_0(c10d::ProcessGroup& group, FailureChannel* channel,
-                           const std::vector<at::Tensor>& tensors) {
+void broadcast_tensors(c10d::ProcessGroup& group, FailureChannel* channel,
+                       const std::vector<at::Tensor>& tensors, int root) {
   const at::NoGradGuard no_grad;
   auto buckets = assign_buckets(tensors, {kMessageBytes});
   std::reverse(buckets.begin(), buckets.end());
@@ -65,7 +67,7 @@ void broadcast_from_rank_0(c10d::ProcessGroup& group, FailureChannel* channel,
     for (const auto index : bucket) {
       of_bucket.push_back(tensors[index]);
     }
-    in_flight.emplace_back(group, std::move(of_bucket));
+    in_flight.emplace_back(group, std::move(of_bucket), root);
   }
   while (!in_flight.empty()) {
     finish_first();

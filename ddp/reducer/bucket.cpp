@@ -1,8 +1,10 @@
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <ddp/reducer/bucket.h>
 
@@ -36,7 +38,7 @@ bool is_alias(const at::Tensor& gradient, const at::Tensor& alias) {
 }  // namespace
 
 Bucket::Bucket(const std::vector<NamedParameter>& parameters, std::vector<std::size_t> indices)
-    : indices_(std::move(indices)) {
+    : indices_(std::move(indices)), is_sparse_(parameters[indices_.front()].expects_sparse) {
   std::int64_t numel = 0;
   for (const auto index : indices_) {
     const auto& parameter = parameters[index].tensor;
@@ -60,24 +62,54 @@ Bucket::Bucket(const std::vector<NamedParameter>& parameters, std::vector<std::s
   }
   const auto dtype = parameters[indices_.front()].tensor.scalar_type();
   const bool is_complex = c10::isComplexType(dtype);
-  flat_options_ = slots_.front().options.dtype(is_complex ? c10::toRealValueType(dtype) : dtype);
-  flat_numel_ = is_complex ? 2 * numel : numel;
+  message_options_ = slots_.front().options.dtype(is_complex ? c10::toRealValueType(dtype) : dtype);
+  message_numel_ = is_complex ? 2 * numel : numel;
   allocate();
 }
 
 void Bucket::allocate() {
   const at::NoGradGuard no_grad;
-  flat_ = at::empty({flat_numel_}, flat_options_);
+  if (is_sparse_) {
+    message_ = empty_sparse();
+    return;
+  }
+  message_ = at::empty({message_numel_}, message_options_);
   for (auto& slot : slots_) {
     slot.alias = at::empty({0}, slot.options);
-    slot.alias.set_(flat_.storage(), slot.offset, slot.sizes, slot.strides);
+    slot.alias.set_(message_.storage(), slot.offset, slot.sizes, slot.strides);
   }
 }
 
+at::Tensor Bucket::empty_sparse() const {
+  const auto& sizes = slots_.front().sizes;
+  std::vector<std::int64_t> values{0};
+  values.insert(values.end(), sizes.begin() + 1, sizes.end());
+  const auto& options = slots_.front().options;
+  return at::sparse_coo_tensor(at::empty({1, 0}, options.dtype(at::kLong)),
+                               at::empty(values, options), sizes, options.layout(at::kSparse),
+                               /*is_coalesced=*/true);
+}
+
+at::Tensor Bucket::as_sparse(const at::Tensor& gradient) const {
+  // A tied weight's gradient is dense where its other use gives a dense one.
+  return gradient.is_sparse() ? gradient : gradient.detach().to_sparse(/*sparse_dim=*/1);
+}
+
+void Bucket::take_sparse(Slot& slot, const at::Tensor& gradient, double factor) {
+  auto values = as_sparse(gradient);
+  if (factor != 1.0) {
+    values = values.div(std::round(1.0 / factor));  // as c10d does for sparse ones
+  }
+  message_ = slot.state == State::kCollected ? message_.add(values) : values;
+}
+
 bool Bucket::is_kept_elsewhere(const std::vector<NamedParameter>& parameters) const {
-  // The storage belongs to the flat tensor and the aliases; anything beyond is the program's, as is
-  // a reference to an alias that is not a gradient any more.
-  if (flat_.storage().use_count() > 1 + slots_.size()) {
+  if (is_sparse_) {
+    return false;
+  }
+  // The storage belongs to the message and the aliases; anything beyond is the program's, as is a
+  // reference to an alias that is not a gradient any more.
+  if (message_.storage().use_count() > 1 + slots_.size()) {
     return true;
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -93,12 +125,34 @@ void Bucket::begin(const std::vector<NamedParameter>& parameters, bool keep_grad
   if (keep_gradients && is_kept_elsewhere(parameters)) {
     allocate();
   }
+  if (is_sparse_) {
+    message_ = empty_sparse();
+  }
   for (auto& slot : slots_) {
     slot.state = State::kWaiting;
   }
 }
 
-void Bucket::take(Slot& slot, at::Tensor& gradient, double factor) const {
+void Bucket::begin_with_zeros(const std::vector<NamedParameter>& parameters) {
+  const at::NoGradGuard no_grad;
+  bool is_in_use = is_kept_elsewhere(parameters);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].state = State::kZero;
+    is_in_use = is_in_use || is_alias(parameters[indices_[i]].tensor.grad(), slots_[i].alias);
+  }
+  if (is_in_use || is_sparse_) {
+    allocate();
+  }
+  if (!is_sparse_) {
+    message_.zero_();
+  }
+}
+
+void Bucket::take(Slot& slot, const at::Tensor& gradient, double factor) const {
+  if (gradient.is_sparse()) {  // no layer said that it would be
+    take(slot, gradient.to_dense(), factor);
+    return;
+  }
   const bool is_in_place = is_alias(gradient, slot.alias);
   if (slot.state == State::kCollected) {
     slot.alias.add_(gradient, factor);
@@ -117,6 +171,12 @@ void Bucket::collect(const std::vector<NamedParameter>& parameters, std::size_t 
   const at::NoGradGuard no_grad;
   auto& slot = slots_[position];
   auto& gradient = parameters[indices_[position]].tensor.mutable_grad();
+  if (is_sparse_) {
+    take_sparse(slot, gradient, factor);
+    slot.state = State::kCollected;
+    gradient.reset();
+    return;
+  }
   if (gradient.requires_grad()) {
     slot.state = State::kWaiting;  // autograd added up in the gradient itself
     take(slot, gradient, factor);
@@ -136,10 +196,14 @@ void Bucket::complete(const std::vector<NamedParameter>& parameters, double fact
     auto& gradient = parameters[indices_[i]].tensor.mutable_grad();
     if (slot.state == State::kWaiting) {
       const bool is_used = used[indices_[i]] != 0;
-      if (!gradient.defined()) {
+      if (is_sparse_) {
+        if (gradient.defined()) {
+          take_sparse(slot, gradient, factor);
+        }
+      } else if (!gradient.defined()) {
         slot.alias.zero_();
       } else {
-        if (!is_used && gradient.is_alias_of(flat_)) {
+        if (!is_used && gradient.is_alias_of(message_)) {
           // An older gradient, which stays as it is unless another rank has used the parameter.
           gradient = gradient.clone();
         }
@@ -147,7 +211,7 @@ void Bucket::complete(const std::vector<NamedParameter>& parameters, double fact
       }
       slot.state = is_used ? State::kCollected : State::kUnused;
     }
-    if (slot.state == State::kCollected) {
+    if (slot.state == State::kCollected && !is_sparse_) {
       gradient = slot.alias;
     }
   }
@@ -159,14 +223,25 @@ void Bucket::drop_gradients(const std::vector<NamedParameter>& parameters) {
   }
 }
 
-at::Tensor Bucket::typed_flat() const {
-  const bool is_complex = c10::isComplexType(slots_.front().options.dtype().toScalarType());
-  return is_complex ? at::view_as_complex(flat_.view({-1, 2})) : flat_;
+at::Tensor Bucket::typed_message() const {
+  const bool is_complex =
+      !is_sparse_ && c10::isComplexType(slots_.front().options.dtype().toScalarType());
+  return is_complex ? at::view_as_complex(message_.view({-1, 2})) : message_;
 }
 
 void Bucket::take_result(const at::Tensor& result) {
   const at::NoGradGuard no_grad;
-  const auto expected = typed_flat();
+  if (is_sparse_) {
+    const auto& slot = slots_.front();
+    if (result.sizes() != slot.sizes) {
+      throw std::runtime_error(
+          fmt::format("its result has the shape [{}]; the sparse gradient has [{}]",
+                      fmt::join(result.sizes(), ", "), fmt::join(slot.sizes, ", ")));
+    }
+    message_ = as_sparse(result).to(slot.options.dtype());
+    return;
+  }
+  const auto expected = typed_message();
   if (result.layout() != at::kStrided || result.numel() != expected.numel() ||
       result.is_complex() != expected.is_complex()) {
     throw std::runtime_error(
@@ -175,7 +250,7 @@ void Bucket::take_result(const at::Tensor& result) {
                     result.layout() == at::kStrided ? "dense" : "sparse", expected.numel(),
                     c10::toString(expected.scalar_type())));
   }
-  if (!result.is_alias_of(flat_)) {
+  if (!result.is_alias_of(message_)) {
     expected.copy_(result.reshape_as(expected));
   }
 }
@@ -186,13 +261,25 @@ void Bucket::finish(const std::vector<NamedParameter>& parameters,
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     auto& slot = slots_[i];
     auto& gradient = parameters[indices_[i]].tensor.mutable_grad();
-    if (slot.state == State::kCopyBack) {
+    if (is_sparse_) {
+      if (slot.state == State::kCollected ||
+          (slot.state == State::kUnused &&
+           (used_anywhere.empty() || used_anywhere[indices_[i]] != 0))) {
+        gradient = message_;
+      }
+    } else if (slot.state == State::kCopyBack) {
       gradient.detach().copy_(slot.alias);
     } else if (slot.state == State::kUnused &&
                (used_anywhere.empty() || used_anywhere[indices_[i]] != 0)) {
       gradient = slot.alias;
     }
   }
+}
+
+std::int64_t Bucket::bytes() const {
+  return is_sparse_ ? slots_.front().numel *
+                          static_cast<std::int64_t>(slots_.front().options.dtype().itemsize())
+                    : message_.numel() * message_.element_size();
 }
 
 std::vector<std::size_t> Bucket::offsets() const {

@@ -13,10 +13,13 @@ namespace ddp {
 struct NamedParameter {
   std::string name;
   at::Tensor tensor;
+  /// Its gradient is sparse (an embedding's): it gets a bucket of its own, and stays sparse.
+  bool expects_sparse = false;
 };
 
 /// Gradients of one dtype and device in one flat tensor, which is all-reduced as a whole. Complex
-/// gradients are stored as pairs of reals.
+/// gradients are stored as pairs of reals. Or the one gradient of a parameter that expects a sparse
+/// one.
 ///
 /// See Note [Gradients as aliases]. Not thread-safe; the reducer serialises.
 class Bucket {
@@ -25,18 +28,25 @@ class Bucket {
   Bucket(const std::vector<NamedParameter>& parameters, std::vector<std::size_t> indices);
 
   const std::vector<std::size_t>& indices() const { return indices_; }
-  /// The tensor that is communicated: one-dimensional, contiguous.
-  const at::Tensor& flat() const { return flat_; }
+  bool is_sparse() const { return is_sparse_; }
+  /// The tensor that is communicated: one-dimensional, contiguous; or the sparse gradient, empty
+  /// before `complete`.
+  const at::Tensor& message() const { return message_; }
   /// The same values in the parameters' dtype, as a hook sees them: of complex ones half as many.
-  at::Tensor typed_flat() const;
-  std::int64_t bytes() const { return flat_.numel() * flat_.element_size(); }
+  at::Tensor typed_message() const;
+  std::int64_t bytes() const;
 
   /// Begins a pass. `keep_gradients`: what the program still holds of earlier gradients is not
   /// overwritten.
   void begin(const std::vector<NamedParameter>& parameters, bool keep_gradients);
 
+  /// The same for a pass to which this rank contributes zeros only: no gradient of its own is
+  /// touched, by this or by what follows.
+  void begin_with_zeros(const std::vector<NamedParameter>& parameters);
+
   /// Takes the gradient of the bucket's parameter number `position`, multiplied by `factor`, into
-  /// the bucket; several in one pass add up. The parameter has no gradient then until the launch.
+  /// the bucket; several in one pass add up. The parameter has no gradient then until the launch
+  /// (a sparse one: until `finish`).
   void collect(const std::vector<NamedParameter>& parameters, std::size_t position, double factor);
 
   /// Before the launch: collects what is missing and makes the slots the parameters' gradients. A
@@ -48,8 +58,8 @@ class Bucket {
   /// After a failed pass: nobody takes its gradients for averages, since there are none.
   void drop_gradients(const std::vector<NamedParameter>& parameters);
 
-  /// Takes `result` for the reduced values, where a hook made another tensor. Throws
-  /// std::runtime_error where that is not as many dense values as the bucket has.
+  /// Takes `result` for the reduced values, where they came in another tensor: a hook's, or a
+  /// sparse one. Throws std::runtime_error where that does not fit the bucket.
   void take_result(const at::Tensor& result);
 
   /// After the reduction: completes those gradients that `complete` could not. `used_anywhere`
@@ -57,7 +67,7 @@ class Bucket {
   void finish(const std::vector<NamedParameter>& parameters,
               const std::vector<std::int32_t>& used_anywhere);
 
-  /// The gradients' offsets, lengths and sizes in `typed_flat()`, for communication hooks.
+  /// The gradients' offsets, lengths and sizes in `typed_message()`, for communication hooks.
   std::vector<std::size_t> offsets() const;
   std::vector<std::size_t> lengths() const;
   std::vector<c10::IntArrayRef> sizes() const;
@@ -72,6 +82,7 @@ class Bucket {
     kCopyBack,   // the same, but the gradient has a graph of its own (create_graph): it stays, and
                  // the averaged values are copied into it
     kUnused,     // no gradient in this pass on this rank
+    kZero,       // this rank stands aside in this pass
   };
 
   struct Slot {
@@ -85,14 +96,18 @@ class Bucket {
   };
 
   void allocate();
-  void take(Slot& slot, at::Tensor& gradient, double factor) const;
+  at::Tensor empty_sparse() const;
+  at::Tensor as_sparse(const at::Tensor& gradient) const;
+  void take_sparse(Slot& slot, const at::Tensor& gradient, double factor);
+  void take(Slot& slot, const at::Tensor& gradient, double factor) const;
   bool is_kept_elsewhere(const std::vector<NamedParameter>& parameters) const;
 
   std::vector<std::size_t> indices_;
+  const bool is_sparse_;
   std::vector<Slot> slots_;
-  at::TensorOptions flat_options_;
-  std::int64_t flat_numel_ = 0;
-  at::Tensor flat_;
+  at::TensorOptions message_options_;
+  std::int64_t message_numel_ = 0;
+  at::Tensor message_;
 };
 
 }  // namespace ddp

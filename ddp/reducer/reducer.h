@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <ddp/logging_data.h>
 #include <ddp/reducer/bucket.h>
 #include <ddp/reducer/bucket_assignment.h>
 #include <ddp/reducer/comm_hook.h>
@@ -31,6 +32,10 @@ struct ReducerOptions {
   std::size_t bucket_cap = std::size_t{25} << 20;
   /// Parameters without a gradient contribute zeros instead of being an error.
   bool find_unused_parameters = false;
+  /// Every pass uses the same parameters, equally often: see Note [Static graph].
+  bool static_graph = false;
+  /// Refuses what Python's ranks would leave local: a second backward after one forward.
+  bool python_compatible = false;
   /// The next pass may overwrite gradients that the program still holds.
   bool gradient_as_bucket_view = false;
 };
@@ -63,9 +68,24 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// (dtype, device, shape), CommunicationError where the group failed.
   void prepare_for_forward();
 
+  /// Whether this is called from inside a backward that is being reduced, as by a checkpoint that
+  /// runs a forward again.
+  bool is_in_backward() const;
+
   /// Whether the hooks that fire from now on start and feed a reduction, as they do at first
   /// (false: gradients stay local).
   void set_synchronize(bool synchronize);
+
+  /// Whether the next `prepare_for_forward` lays the buckets out anew.
+  bool rebuild_is_due() const;
+
+  /// Calls `announce` at the beginning of every pass, before its collectives, from the thread that
+  /// runs backward; it returns the number that gradients are divided by. What it throws leaves that
+  /// backward(). Empty: nothing is called, and the world size divides.
+  void set_before_pass(std::function<int()> announce);
+
+  /// Takes part in the others' pass with zeros, in place of a backward; no gradient here changes.
+  void shadow_pass();
 
   /// The number of passes that were reduced to their end.
   std::uint64_t finished_passes() const { return finished_passes_.load(); }
@@ -77,9 +97,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// The layout in force: for each bucket, positions in the parameter list.
   BucketAssignment bucket_assignment() const;
   bool has_rebuilt_buckets() const;
+  /// Fills in what the reducer knows of it: buckets, passes, times.
+  void describe_in(LoggingData& data) const;
 
  private:
   struct EndOfBackward;
+  using Clock = std::chrono::steady_clock;
   /// What LibTorch gives the name to in each of its versions.
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
   struct Hook {
@@ -101,17 +124,30 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   void install_hook(std::size_t index);
   void follow_parameters();
+  bool rebuild_due() const;
   void on_gradient(std::size_t index, bool defined);
   void begin_pass();
+  void open_pass();
   void queue_end_of_backward();
+  void continue_in_outer_task();
+  bool is_learning() const { return options_.static_graph && !learned_; }
+  bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
+  void count_firing(std::size_t index);
+  void mark_ready(std::size_t index);
+  void mark_all_ready();
+  [[noreturn]] void refuse_gradient(const std::string& why);
   void launch_full_buckets();
   void launch(std::size_t bucket);
   void launch_hook(std::size_t bucket);
   void end_of_backward(std::uint64_t pass, int task);
+  [[noreturn]] void fail_incomplete_pass();
   void backward_died(std::uint64_t pass);
   void finish_pass();
+  void start_used_map();
+  void wait_for_used_map();
   void wait_for(std::size_t bucket);
   void wait_for_hook(std::size_t bucket);
+  void record_times(Clock::time_point computed);
   void close_pass();
   void drop_gradients();
   bool fail_pass(const std::string& report) noexcept;
@@ -120,6 +156,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   BucketAssignment first_assignment() const;
   void set_buckets(BucketAssignment assignment);
+  std::vector<std::int64_t> bucket_sizes() const;
   void rebuild_buckets();
   BucketAssignment agree_with_rank_0(const BucketAssignment& own);
 
@@ -132,12 +169,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const std::shared_ptr<FailureChannel> channel_;
   const std::string scope_;
   const ReducerOptions options_;
-  const double factor_;  // 1 / world size
 
   mutable std::mutex mutex_;
   std::vector<Hook> hooks_;  // by parameter
   bool synchronize_ = true;
+  bool is_armed_ = false;  // a forward came since the last pass
   CommHook hook_;
+  std::function<int()> before_pass_;
 
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> bucket_of_;    // by parameter
@@ -145,18 +183,37 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool rebuilt_ = false;
   std::vector<std::size_t> arrival_;  // parameters in the order of readiness of the first pass
 
+  // A static graph: how often each parameter's hook fires in a pass, and which parameters some rank
+  // uses, both as found in the first pass.
+  bool learned_ = false;
+  std::vector<std::uint32_t> firings_;
+  std::vector<std::int32_t> used_anywhere_;
+
   // This pass.
   bool open_ = false;
   std::uint64_t pass_ = 0;
+  double factor_ = 1;  // that gradients are multiplied by
   std::size_t next_bucket_ = 0;
   std::vector<std::uint8_t> ready_;  // by parameter
   std::vector<std::int32_t> used_;   // by parameter; since the last reduced pass
   std::vector<int> queued_tasks_;    // graph tasks at whose end we are called
   std::vector<InFlight> in_flight_;  // by bucket
-  std::string pending_report_;       // why a hook threw
+  std::vector<std::uint32_t> firings_left_;
+  at::Tensor used_map_;
+  c10::intrusive_ptr<c10d::Work> used_work_;
+  std::string pending_report_;  // why a hook threw
 
   std::string failure_;  // why the group is not usable any more
   std::atomic<std::uint64_t> finished_passes_{0};
+
+  // For `describe_in`.
+  Clock::time_point forward_begin_;
+  Clock::time_point backward_begin_;
+  Clock::time_point comm_begin_;
+  StepTimes last_times_;
+  StepTimes all_times_;
+  std::int64_t unused_bytes_ = 0;
+  std::vector<std::int64_t> first_bucket_sizes_;
 };
 
 }  // namespace ddp

@@ -117,7 +117,7 @@ bool Reducer::fail_pass(const std::string& report) noexcept {
 
 void Reducer::complete_on_the_wire() {
   for (; next_bucket_ < buckets_.size(); ++next_bucket_) {
-    std::vector<at::Tensor> tensors{buckets_[next_bucket_].flat()};
+    std::vector<at::Tensor> tensors{buckets_[next_bucket_].message()};
     in_flight_[next_bucket_].work = process_group_->allreduce(tensors);
   }
   for (auto& in_flight : in_flight_) {

@@ -20,16 +20,23 @@ std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& parameters
   return tensors;
 }
 
+std::vector<bool> expects_sparse(const std::vector<NamedParameter>& parameters) {
+  std::vector<bool> flags;
+  for (const auto& parameter : parameters) {
+    flags.push_back(parameter.expects_sparse);
+  }
+  return flags;
+}
+
 }  // namespace
 
 BucketAssignment Reducer::first_assignment() const {
   // As c10d: one bucket a dtype and device until the order of readiness is known; with unused
   // parameters it is never known for sure, and the size limits hold from the start.
   constexpr auto kNoLimit = std::numeric_limits<std::size_t>::max();
-  const auto limits = options_.find_unused_parameters
-                          ? std::vector{options_.first_bucket_cap, options_.bucket_cap}
-                          : std::vector{kNoLimit};
-  return assign_buckets(tensors_of(parameters_), limits);
+  const auto limits = finds_unused() ? std::vector{options_.first_bucket_cap, options_.bucket_cap}
+                                     : std::vector{kNoLimit};
+  return assign_buckets(tensors_of(parameters_), limits, expects_sparse(parameters_));
 }
 
 void Reducer::set_buckets(BucketAssignment assignment) {
@@ -61,8 +68,9 @@ bool Reducer::has_rebuilt_buckets() const {
 }
 
 void Reducer::rebuild_buckets() {
-  const auto own = assign_buckets(tensors_of(parameters_),
-                                  {options_.first_bucket_cap, options_.bucket_cap}, {}, arrival_);
+  const auto own =
+      assign_buckets(tensors_of(parameters_), {options_.first_bucket_cap, options_.bucket_cap},
+                     expects_sparse(parameters_), arrival_);
   try {
     set_buckets(agree_with_rank_0(own));
   } catch (const Error&) {
