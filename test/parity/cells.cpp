@@ -73,6 +73,7 @@ Cell read_cell(const std::string& line) {
   cell.weight_decay = settings.take_number("weight_decay").value_or(0);
   cell.find_unused_parameters = settings.take_flag("find_unused_parameters").value_or(false);
   cell.static_graph = settings.take_flag("static_graph").value_or(false);
+  cell.python_compatible = settings.take_flag("python_compatible").value_or(false);
   cell.gradient_as_bucket_view = settings.take_flag("gradient_as_bucket_view");
   cell.bucket_cap_mb = settings.take_number("bucket_cap_mb");
   cell.hook = settings.take("hook").value_or("");
@@ -80,6 +81,7 @@ Cell read_cell(const std::string& line) {
   cell.warm_start = settings.take_flag("warm_start").value_or(true);
   cell.averaging = static_cast<int>(settings.take_number("averaging").value_or(0));
   cell.subgroups = settings.take_flag("subgroups").value_or(false);
+  cell.evaluate = settings.take_flag("evaluate").value_or(false);
   if (const auto join = settings.take("join")) {
     if (*join != "initial" && *join != "active") {
       throw std::invalid_argument("join is " + *join);

@@ -20,6 +20,7 @@ struct Cell {
   double weight_decay = 0;
   bool find_unused_parameters = false;
   bool static_graph = false;
+  bool python_compatible = false;
   std::optional<bool> gradient_as_bucket_view;
   std::optional<double> bucket_cap_mb;
   std::string hook;
@@ -27,6 +28,7 @@ struct Cell {
   bool warm_start = true;
   int averaging = 0;
   bool subgroups = false;
+  bool evaluate = false;
   Join join = Join::kNone;
 };
 

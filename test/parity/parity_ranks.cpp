@@ -30,9 +30,11 @@ constexpr std::chrono::seconds kTimeout(60);
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-DistributedDataParallelOptions options_of(const Cell& cell) {
+DistributedDataParallelOptions options_of(const Plan& plan, const Cell& cell) {
   DistributedDataParallelOptions options;
   options.find_unused_parameters(cell.find_unused_parameters);
+  options.static_graph(cell.static_graph);
+  options.python_compatible(plan.python_compatible || cell.python_compatible);
   if (cell.gradient_as_bucket_view) {
     options.gradient_as_bucket_view(*cell.gradient_as_bucket_view);
   }
@@ -131,7 +133,7 @@ void run(const Plan& plan, const Cell& cell, const std::string& inputs, const st
     // The other ranks start from weights of their own, and get rank 0's by being wrapped.
     load(*module, read_tensors(inputs + "/weights." + cell.model));
   }
-  DistributedDataParallel model(module, options_of(cell));
+  DistributedDataParallel model(module, options_of(plan, cell));
   if (!cell.hook.empty()) {
     model->register_comm_hook(make_hook(cell));
   }
@@ -162,13 +164,20 @@ void run(const Plan& plan, const Cell& cell, const std::string& inputs, const st
       if (averager) {
         averager->average_parameters(model->parameters());
       }
+      if (cell.evaluate) {
+        const torch::NoGradGuard no_grad;
+        model->eval();
+        model->forward(batches.at(std::to_string(step) + "/input"), false);
+        model->train();
+      }
       add_state(results, *model, std::to_string(step));
     }
   };
-  if (cell.join != Join::kNone || cell.static_graph) {
-    throw std::invalid_argument("not yet");
+  if (cell.join == Join::kNone) {
+    train();
+  } else {
+    model->join(train, JoinOptions().divide_by_initial_world_size(cell.join == Join::kInitial));
   }
-  train();
   add_state(results, *model, "end");
   results.add("buckets", bucket_sizes(*model));
   results.close();

@@ -105,7 +105,8 @@ def load(model, weights):
 def bucket_sizes(model):
     """The buckets' sizes in bytes, in the order in which they are reduced."""
     data = model._get_ddp_logging_data()
-    sizes = data["rebuilt_bucket_sizes"] if data["has_rebuilt_buckets"] else data["bucket_sizes"]
+    # Of the last but one forward; there may be none.
+    sizes = data["rebuilt_bucket_sizes"] if data.get("has_rebuilt_buckets") else data["bucket_sizes"]
     return torch.tensor([int(size) for size in sizes.split(",")])
 
 
@@ -118,6 +119,8 @@ def run_cell(plan, cell, inputs, folder):
     momentum = float(settings.pop("momentum"))
     weight_decay = float(settings.pop("weight_decay", "0"))
     averaging = int(settings.pop("averaging", "0"))
+    evaluate = settings.pop("evaluate", "0") == "1"
+    settings.pop("python_compatible", None)
     join = settings.pop("join", None)
     options = ddp_options(settings)
     hook_settings = {key: settings.pop(key) for key in ("hook", "low_rank", "warm_start", "subgroups")
@@ -155,6 +158,11 @@ def run_cell(plan, cell, inputs, folder):
                 optimizer.step()
                 if averager:
                     averager.average_parameters(model.parameters())
+                if evaluate:
+                    model.eval()
+                    with torch.no_grad():
+                        model(batches[f"{step}/input"].tensor(), False)
+                    model.train()
                 add_state(results, step)
         add_state(results, "end")
         results.add("buckets", bucket_sizes(model))

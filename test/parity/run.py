@@ -22,6 +22,7 @@ SKIPPED = 77
 
 try:
     import torch
+    import torch._dynamo  # which DDP imports: once, and not in every rank
     import torch.distributed
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         raise ImportError("this torch has no torch.distributed with Gloo")
