@@ -47,7 +47,8 @@ CommHook compress_around(CommHook hook, at::ScalarType dtype, const char* name) 
         [compressed](c10::ivalue::Future& inner) {
           const at::NoGradGuard callback_no_grad;
           const auto result = ddp::detail::parse_hook_result(inner.value());
-          compressed.copy_(result.reshape_as(compressed));
+          // A sparse one cannot be reshaped.
+          compressed.copy_(result.is_sparse() ? result : result.reshape_as(compressed));
           return c10::IValue(compressed);
         },
         c10::TensorType::get());

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -68,8 +69,11 @@ Cell read_cell(const std::string& line) {
   }
   cell.micro_batches = static_cast<int>(settings.take_number("accumulate").value_or(1));
   cell.set_to_none = settings.take_flag("set_to_none").value_or(true);
+  cell.momentum = settings.take_number("momentum").value();
   cell.weight_decay = settings.take_number("weight_decay").value_or(0);
   cell.find_unused_parameters = settings.take_flag("find_unused_parameters").value_or(false);
+  cell.static_graph = settings.take_flag("static_graph").value_or(false);
+  cell.python_compatible = settings.take_flag("python_compatible").value_or(false);
   cell.gradient_as_bucket_view = settings.take_flag("gradient_as_bucket_view");
   cell.bucket_cap_mb = settings.take_number("bucket_cap_mb");
   cell.hook = settings.take("hook").value_or("");
@@ -77,6 +81,13 @@ Cell read_cell(const std::string& line) {
   cell.warm_start = settings.take_flag("warm_start").value_or(true);
   cell.averaging = static_cast<int>(settings.take_number("averaging").value_or(0));
   cell.subgroups = settings.take_flag("subgroups").value_or(false);
+  cell.evaluate = settings.take_flag("evaluate").value_or(false);
+  if (const auto join = settings.take("join")) {
+    if (*join != "initial" && *join != "active") {
+      throw std::invalid_argument("join is " + *join);
+    }
+    cell.join = *join == "initial" ? Join::kInitial : Join::kActive;
+  }
   settings.expect_none_left();
   return cell;
 }
@@ -94,12 +105,19 @@ Plan read_plan(const std::string& path) {
   Plan plan;
   plan.steps = static_cast<int>(settings.take_number("steps").value());
   plan.learning_rate = settings.take_number("learning_rate").value();
-  plan.momentum = settings.take_number("momentum").value();
+  plan.python_compatible = settings.take_flag("python_compatible").value_or(false);
   settings.expect_none_left();
   while (std::getline(file, line)) {
     plan.cells.push_back(read_cell(line));
   }
   return plan;
+}
+
+int steps_of(Join join, int steps, int rank, int world_size) {
+  if (join == Join::kNone || rank == world_size - 1) {
+    return steps;
+  }
+  return rank == 1 ? 1 : std::max(1, steps - 4 * (rank + 1));
 }
 
 bool spare_is_used(Spare spare, int rank, int step) {

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <map>
 #include <stdexcept>
 #include <test/parity/models.h>
 
@@ -9,11 +10,17 @@ namespace {
 
 namespace nn = torch::nn;
 
+nn::Linear linear(std::int64_t in, std::int64_t out, at::ScalarType dtype) {
+  nn::Linear layer(in, out);
+  layer->to(dtype);
+  return layer;
+}
+
 class WithSpare : public Model {
  protected:
-  void add_spare(bool with_spare, std::int64_t width) {
+  void add_spare(bool with_spare, std::int64_t width, at::ScalarType dtype = at::kFloat) {
     if (with_spare) {
-      spare_ = register_module("spare", nn::Linear(width, width));
+      spare_ = register_module("spare", linear(width, width, dtype));
     }
   }
   torch::Tensor maybe_spare(const torch::Tensor& hidden, bool use_spare) {
@@ -167,22 +174,148 @@ class Transformer : public WithSpare {
   nn::Linear last_ = nullptr;
 };
 
+/// A linear layer whose weight is another layer's, and is registered here too.
+class TiedLinearImpl : public nn::Module {
+ public:
+  explicit TiedLinearImpl(const torch::Tensor& weight) {
+    weight_ = register_parameter("weight", weight);
+    bias_ = register_parameter("bias", torch::zeros({weight.size(0)}));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x) {
+    return torch::nn::functional::linear(x, weight_, bias_);
+  }
+
+ private:
+  torch::Tensor weight_, bias_;
+};
+TORCH_MODULE(TiedLinear);
+
+class Tied : public WithSpare {
+ public:
+  explicit Tied(bool with_spare) {
+    embedding_ = register_module("embedding", nn::Embedding(20, 16));
+    add_spare(with_spare, 16);
+    recurrent_ = register_module("recurrent", nn::GRU(nn::GRUOptions(16, 16).batch_first(true)));
+    output_ = register_module("output", TiedLinear(embedding_->weight));
+  }
+
+  torch::Tensor forward(torch::Tensor x, bool use_spare) override {
+    x = std::get<0>(recurrent_(embedding_(x)));
+    return output_(maybe_spare(x, use_spare)).flatten(0, 1);
+  }
+
+  torch::Tensor loss(const torch::Tensor& output, const torch::Tensor& target) const override {
+    return torch::cross_entropy_loss(output, target);
+  }
+
+ private:
+  nn::Embedding embedding_ = nullptr;
+  nn::GRU recurrent_ = nullptr;
+  TiedLinear output_ = nullptr;
+};
+
+class Sparse : public WithSpare {
+ public:
+  explicit Sparse(bool with_spare) {
+    first_ = register_module("first", nn::Linear(12, 16));
+    add_spare(with_spare, 16);
+    embedding_ =
+        register_module("embedding", nn::Embedding(nn::EmbeddingOptions(12, 16).sparse(true)));
+    last_ = register_module("last", nn::Linear(16, 12));
+  }
+
+  torch::Tensor forward(torch::Tensor x, bool use_spare) override {
+    const auto words = embedding_(x);
+    x = maybe_spare(torch::relu(first_(torch::one_hot(x, 12).to(words.scalar_type()))), use_spare);
+    return last_(torch::relu(x + words)).flatten(0, 1);
+  }
+
+  torch::Tensor loss(const torch::Tensor& output, const torch::Tensor& target) const override {
+    return torch::cross_entropy_loss(output, target);
+  }
+
+ private:
+  nn::Linear first_ = nullptr, last_ = nullptr;
+  nn::Embedding embedding_ = nullptr;
+};
+
+class MixedDtypes : public WithSpare {
+ public:
+  explicit MixedDtypes(bool with_spare) {
+    first_ = register_module("first", nn::Linear(12, 32));
+    add_spare(with_spare, 32);
+    narrow_ = register_module("narrow", linear(32, 32, at::kHalf));
+    wide_ = register_module("wide", linear(32, 32, at::kDouble));
+    brain_ = register_module("brain", linear(32, 32, at::kBFloat16));
+    last_ = register_module("last", nn::Linear(32, 4));
+  }
+
+  torch::Tensor forward(torch::Tensor x, bool use_spare) override {
+    x = maybe_spare(torch::tanh(first_(x)), use_spare);
+    x = torch::tanh(narrow_(x.to(at::kHalf)));
+    x = torch::tanh(wide_(x.to(at::kDouble)));
+    x = torch::tanh(brain_(x.to(at::kBFloat16)));
+    return last_(x.to(at::kFloat));
+  }
+
+  torch::Tensor loss(const torch::Tensor& output, const torch::Tensor& target) const override {
+    return torch::mse_loss(output, target);
+  }
+
+ private:
+  nn::Linear first_ = nullptr, narrow_ = nullptr, wide_ = nullptr, brain_ = nullptr,
+             last_ = nullptr;
+};
+
+class Complex : public WithSpare {
+ public:
+  explicit Complex(bool with_spare) {
+    first_ = register_module("first", linear(6, 16, at::kComplexFloat));
+    add_spare(with_spare, 16, at::kComplexFloat);
+    second_ = register_module("second", linear(16, 16, at::kComplexFloat));
+    last_ = register_module("last", linear(16, 3, at::kComplexFloat));
+  }
+
+  torch::Tensor forward(torch::Tensor x, bool use_spare) override {
+    x = first_(x);
+    x = maybe_spare(x / (1 + x.abs()), use_spare);
+    x = second_(x);
+    return last_(x / (1 + x.abs()));
+  }
+
+  torch::Tensor loss(const torch::Tensor& output, const torch::Tensor& target) const override {
+    return (output - target).abs().square().mean();
+  }
+
+ private:
+  nn::Linear first_ = nullptr, second_ = nullptr, last_ = nullptr;
+};
+
+template <class M>
+std::shared_ptr<Model> make(bool with_spare) {
+  return std::make_shared<M>(with_spare);
+}
+
 }  // namespace
 
 std::shared_ptr<Model> make_model(const std::string& name, bool with_spare) {
-  if (name == "mlp") {
-    return std::make_shared<Mlp>(with_spare);
+  using Maker = std::shared_ptr<Model> (*)(bool);
+  static const std::map<std::string, Maker> kMakers{
+      {"mlp", make<Mlp>},
+      {"convolutional", make<Convolutional>},
+      {"lstm", make<Lstm>},
+      {"transformer", make<Transformer>},
+      {"tied", make<Tied>},
+      {"sparse", make<Sparse>},
+      {"mixed_dtypes", make<MixedDtypes>},
+      {"complex", make<Complex>},
+  };
+  const auto maker = kMakers.find(name);
+  if (maker == kMakers.end()) {
+    throw std::invalid_argument("there is no model " + name);
   }
-  if (name == "convolutional") {
-    return std::make_shared<Convolutional>(with_spare);
-  }
-  if (name == "lstm") {
-    return std::make_shared<Lstm>(with_spare);
-  }
-  if (name == "transformer") {
-    return std::make_shared<Transformer>(with_spare);
-  }
-  throw std::invalid_argument("there is no model " + name);
+  return maker->second(with_spare);
 }
 
 }  // namespace ddp::parity

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 
 class Model(nn.Module):
-    def add_spare(self, with_spare, width):
-        self.spare = nn.Linear(width, width) if with_spare else None
+    def add_spare(self, with_spare, width, dtype=None):
+        self.spare = nn.Linear(width, width, dtype=dtype) if with_spare else None
 
     def maybe_spare(self, hidden, use_spare):
         return hidden + self.spare(hidden) if use_spare else hidden
@@ -134,9 +134,107 @@ class Transformer(Model):
     loss = staticmethod(functional.cross_entropy)
 
 
+class Tied(Model):
+    """A small language model whose output layer shares the embedding's weight."""
+
+    def __init__(self, with_spare):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.add_spare(with_spare, 16)
+        self.recurrent = nn.GRU(16, 16, batch_first=True)
+        self.output = nn.Linear(16, 20)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, x, use_spare):
+        x = self.recurrent(self.embedding(x))[0]
+        return self.output(self.maybe_spare(x, use_spare)).flatten(0, 1)
+
+    @staticmethod
+    def batch(generator):
+        words = torch.randint(0, 20, (4, 7), generator=generator)
+        return words[:, :-1], words[:, 1:].flatten()
+
+    loss = staticmethod(functional.cross_entropy)
+
+
+class Sparse(Model):
+    """Its embedding's gradient is sparse: rows that other ranks do not have, and some twice."""
+
+    def __init__(self, with_spare):
+        super().__init__()
+        self.first = nn.Linear(12, 16)
+        self.add_spare(with_spare, 16)
+        self.embedding = nn.Embedding(12, 16, sparse=True)
+        self.last = nn.Linear(16, 12)
+
+    def forward(self, x, use_spare):
+        words = self.embedding(x)
+        x = self.maybe_spare(torch.relu(self.first(functional.one_hot(x, 12).to(words.dtype))), use_spare)
+        return self.last(torch.relu(x + words)).flatten(0, 1)
+
+    @staticmethod
+    def batch(generator):
+        return (torch.randint(0, 12, (2, 4), generator=generator),
+                torch.randint(0, 12, (8,), generator=generator))
+
+    loss = staticmethod(functional.cross_entropy)
+
+
+class MixedDtypes(Model):
+    def __init__(self, with_spare):
+        super().__init__()
+        self.first = nn.Linear(12, 32)
+        self.add_spare(with_spare, 32)
+        self.narrow = nn.Linear(32, 32, dtype=torch.float16)
+        self.wide = nn.Linear(32, 32, dtype=torch.float64)
+        self.brain = nn.Linear(32, 32, dtype=torch.bfloat16)
+        self.last = nn.Linear(32, 4)
+
+    def forward(self, x, use_spare):
+        x = self.maybe_spare(torch.tanh(self.first(x)), use_spare)
+        x = torch.tanh(self.narrow(x.to(torch.float16)))
+        x = torch.tanh(self.wide(x.to(torch.float64)))
+        x = torch.tanh(self.brain(x.to(torch.bfloat16)))
+        return self.last(x.to(torch.float32))
+
+    @staticmethod
+    def batch(generator):
+        return torch.randn(8, 12, generator=generator), torch.randn(8, 4, generator=generator)
+
+    loss = staticmethod(functional.mse_loss)
+
+
+class Complex(Model):
+    def __init__(self, with_spare):
+        super().__init__()
+        self.first = nn.Linear(6, 16, dtype=torch.complex64)
+        self.add_spare(with_spare, 16, torch.complex64)
+        self.second = nn.Linear(16, 16, dtype=torch.complex64)
+        self.last = nn.Linear(16, 3, dtype=torch.complex64)
+
+    def forward(self, x, use_spare):
+        x = self.first(x)
+        x = self.maybe_spare(x / (1 + x.abs()), use_spare)
+        x = self.second(x)
+        return self.last(x / (1 + x.abs()))
+
+    @staticmethod
+    def batch(generator):
+        return (torch.randn(8, 6, generator=generator, dtype=torch.complex64),
+                torch.randn(8, 3, generator=generator, dtype=torch.complex64))
+
+    @staticmethod
+    def loss(output, target):
+        return (output - target).abs().square().mean()
+
+
 MODELS = {
     "mlp": Mlp,
     "convolutional": Convolutional,
     "lstm": Lstm,
     "transformer": Transformer,
+    "tied": Tied,
+    "sparse": Sparse,
+    "mixed_dtypes": MixedDtypes,
+    "complex": Complex,
 }

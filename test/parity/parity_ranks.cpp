@@ -1,6 +1,6 @@
 // One rank of the C++ side: runs the plan's cells and writes the parameters after every step.
 //
-//   parity_ranks FOLDER     with RANK, WORLD_SIZE, ... as the launcher sets them
+//   parity_ranks INPUTS FOLDER     with RANK, WORLD_SIZE, ... as the launcher sets them
 //
 // python_ranks.py is its twin.
 
@@ -30,9 +30,11 @@ constexpr std::chrono::seconds kTimeout(60);
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-DistributedDataParallelOptions options_of(const Cell& cell) {
+DistributedDataParallelOptions options_of(const Plan& plan, const Cell& cell) {
   DistributedDataParallelOptions options;
   options.find_unused_parameters(cell.find_unused_parameters);
+  options.static_graph(cell.static_graph);
+  options.python_compatible(plan.python_compatible || cell.python_compatible);
   if (cell.gradient_as_bucket_view) {
     options.gradient_as_bucket_view(*cell.gradient_as_bucket_view);
   }
@@ -91,7 +93,10 @@ CommHook make_hook(const Cell& cell) {
 void load(Model& model, const Tensors& weights) {
   const torch::NoGradGuard no_grad;
   for (auto& parameter : model.named_parameters()) {
-    parameter.value().copy_(weights.at(parameter.key()));
+    // A tied weight is listed under several names, and the file has the first.
+    if (const auto weight = weights.find(parameter.key()); weight != weights.end()) {
+      parameter.value().copy_(weight->second);
+    }
   }
 }
 
@@ -108,18 +113,27 @@ at::Tensor bucket_sizes(const DistributedDataParallelBase& model) {
   return at::tensor(sizes, at::kLong);
 }
 
-void run(const Plan& plan, const Cell& cell, const std::string& folder) {
+void add_state(TensorWriter& results, const DistributedDataParallelBase& model,
+               const std::string& label) {
+  for (const auto& entries : {model.named_parameters(), model.named_buffers()}) {
+    for (const auto& entry : entries) {
+      results.add(label + "/" + entry.key(), entry.value());
+    }
+  }
+}
+
+void run(const Plan& plan, const Cell& cell, const std::string& inputs, const std::string& folder) {
   const int rank = get_rank();
-  const auto batches = read_tensors(folder + "/batches." + cell.model + "." + std::to_string(rank));
-  TensorWriter results(folder + "/cpp." + cell.name + "." + std::to_string(rank));
+  const auto batches = read_tensors(inputs + "/batches." + cell.model + "." + std::to_string(rank));
+  TensorWriter results(folder + "/" + cell.name + "." + std::to_string(rank));
 
   torch::manual_seed(rank);
   auto module = make_model(cell.model, cell.spare != Spare::kAbsent);
   if (rank == 0) {
     // The other ranks start from weights of their own, and get rank 0's by being wrapped.
-    load(*module, read_tensors(folder + "/weights." + cell.model));
+    load(*module, read_tensors(inputs + "/weights." + cell.model));
   }
-  DistributedDataParallel model(module, options_of(cell));
+  DistributedDataParallel model(module, options_of(plan, cell));
   if (!cell.hook.empty()) {
     model->register_comm_hook(make_hook(cell));
   }
@@ -128,35 +142,48 @@ void run(const Plan& plan, const Cell& cell, const std::string& folder) {
     averager.emplace(PeriodicModelAveragerOptions(cell.averaging).warmup_steps(kLocalStart));
   }
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(plan.learning_rate)
-                                                       .momentum(plan.momentum)
+                                                       .momentum(cell.momentum)
                                                        .weight_decay(cell.weight_decay));
 
-  for (int step = 0; step < plan.steps; ++step) {
-    optimizer.zero_grad(cell.set_to_none);
-    for (int micro = 0; micro < cell.micro_batches; ++micro) {
-      const auto batch = std::to_string(step * cell.micro_batches + micro);
-      std::unique_ptr<NoSyncGuard> guard;
-      if (micro + 1 < cell.micro_batches) {
-        guard.reset(new NoSyncGuard(model->no_sync()));
+  const auto train = [&] {
+    const int steps = steps_of(cell.join, plan.steps, rank, get_world_size());
+    for (int step = 0; step < steps; ++step) {
+      optimizer.zero_grad(cell.set_to_none);
+      for (int micro = 0; micro < cell.micro_batches; ++micro) {
+        const auto batch = std::to_string(step * cell.micro_batches + micro);
+        std::unique_ptr<NoSyncGuard> guard;
+        if (micro + 1 < cell.micro_batches) {
+          guard.reset(new NoSyncGuard(model->no_sync()));
+        }
+        const auto output =
+            model->forward(batches.at(batch + "/input"), spare_is_used(cell.spare, rank, step));
+        const auto loss = module->loss(output, batches.at(batch + "/target"));
+        (loss / cell.micro_batches).backward();
       }
-      const auto output =
-          model->forward(batches.at(batch + "/input"), spare_is_used(cell.spare, rank, step));
-      const auto loss = module->loss(output, batches.at(batch + "/target"));
-      (loss / cell.micro_batches).backward();
+      optimizer.step();
+      if (averager) {
+        averager->average_parameters(model->parameters());
+      }
+      if (cell.evaluate) {
+        const torch::NoGradGuard no_grad;
+        model->eval();
+        model->forward(batches.at(std::to_string(step) + "/input"), false);
+        model->train();
+      }
+      add_state(results, *model, std::to_string(step));
     }
-    optimizer.step();
-    if (averager) {
-      averager->average_parameters(model->parameters());
-    }
-    for (const auto& parameter : model->named_parameters()) {
-      results.add(std::to_string(step) + "/" + parameter.key(), parameter.value());
-    }
+  };
+  if (cell.join == Join::kNone) {
+    train();
+  } else {
+    model->join(train, JoinOptions().divide_by_initial_world_size(cell.join == Join::kInitial));
   }
+  add_state(results, *model, "end");
   results.add("buckets", bucket_sizes(*model));
   results.close();
 }
 
-int run_all(const std::string& folder) {
+int run_all(const std::string& inputs, const std::string& folder) {
   at::set_num_threads(1);
   const auto plan = read_plan(folder + "/plan");
   init_process_group(InitProcessGroupOptions("gloo").timeout(kTimeout));
@@ -164,8 +191,9 @@ int run_all(const std::string& folder) {
     // The log's last word, should the process die.
     std::printf("%s\n", cell.name.c_str());
     std::fflush(stdout);
-    run(plan, cell, folder);
+    run(plan, cell, inputs, folder);
   }
+  barrier();  // as Python's ranks
   destroy_process_group();
   return 0;
 }
@@ -174,12 +202,12 @@ int run_all(const std::string& folder) {
 }  // namespace ddp::parity
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: parity_ranks FOLDER\n");
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: parity_ranks INPUTS FOLDER\n");
     return 2;
   }
   try {
-    return ddp::parity::run_all(argv[1]);
+    return ddp::parity::run_all(argv[1], argv[2]);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

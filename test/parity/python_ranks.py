@@ -3,6 +3,7 @@ parameters after every step. parity_ranks.cpp is its twin."""
 
 import contextlib
 import datetime
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.parallel import DistributedDataParallel
 
 import tensor_file
-from cells import LOCAL_START, spare_is_used
+from cells import LOCAL_START, spare_is_used, steps_of
 from models import MODELS
 
 TIMEOUT = datetime.timedelta(seconds=60)
@@ -22,7 +23,7 @@ TIMEOUT = datetime.timedelta(seconds=60)
 def ddp_options(settings):
     """Takes DDP's options out of `settings`."""
     options = {}
-    for flag in ("find_unused_parameters", "gradient_as_bucket_view"):
+    for flag in ("find_unused_parameters", "gradient_as_bucket_view", "static_graph"):
         if flag in settings:
             options[flag] = settings.pop(flag) == "1"
     if "bucket_cap_mb" in settings:
@@ -104,60 +105,75 @@ def load(model, weights):
 def bucket_sizes(model):
     """The buckets' sizes in bytes, in the order in which they are reduced."""
     data = model._get_ddp_logging_data()
-    sizes = data["rebuilt_bucket_sizes"] if data["has_rebuilt_buckets"] else data["bucket_sizes"]
+    # Of the last but one forward; there may be none.
+    sizes = data["rebuilt_bucket_sizes"] if data.get("has_rebuilt_buckets") else data["bucket_sizes"]
     return torch.tensor([int(size) for size in sizes.split(",")])
 
 
-def run_cell(plan, cell, folder):
+def run_cell(plan, cell, inputs, folder):
     rank = dist.get_rank()
     settings = dict(cell.settings)
     spare = settings.pop("spare", None)
     micro_batches = int(settings.pop("accumulate", "1"))
     set_to_none = settings.pop("set_to_none", "1") == "1"
+    momentum = float(settings.pop("momentum"))
     weight_decay = float(settings.pop("weight_decay", "0"))
     averaging = int(settings.pop("averaging", "0"))
+    evaluate = settings.pop("evaluate", "0") == "1"
+    settings.pop("python_compatible", None)
+    join = settings.pop("join", None)
     options = ddp_options(settings)
     hook_settings = {key: settings.pop(key) for key in ("hook", "low_rank", "warm_start", "subgroups")
                      if key in settings}
     if settings:
         raise ValueError(f"{cell.name}: unknown settings {settings}")
 
-    batches = tensor_file.read(f"{folder}/batches.{cell.model}.{rank}")
+    batches = tensor_file.read(f"{inputs}/batches.{cell.model}.{rank}")
     torch.manual_seed(rank)
     module = MODELS[cell.model](with_spare=spare is not None)
     if rank == 0:
         # The other ranks start from weights of their own, and get rank 0's by being wrapped.
-        load(module, tensor_file.read(f"{folder}/weights.{cell.model}"))
+        load(module, tensor_file.read(f"{inputs}/weights.{cell.model}"))
     model = DistributedDataParallel(module, **options)
     register_hook(model, hook_settings)
     averager = PeriodicModelAverager(averaging, warmup_steps=LOCAL_START) if averaging else None
-    optimizer = torch.optim.SGD(model.parameters(), plan.learning_rate, momentum=plan.momentum,
+    optimizer = torch.optim.SGD(model.parameters(), plan.learning_rate, momentum=momentum,
                                 weight_decay=weight_decay)
 
-    with tensor_file.Writer(f"{folder}/python.{cell.name}.{rank}") as results:
-        for step in range(plan.steps):
-            optimizer.zero_grad(set_to_none)
-            for micro in range(micro_batches):
-                batch = step * micro_batches + micro
-                is_last = micro + 1 == micro_batches
-                with contextlib.nullcontext() if is_last else model.no_sync():
-                    output = model(batches[f"{batch}/input"].tensor(), spare_is_used(spare, rank, step))
-                    loss = module.loss(output, batches[f"{batch}/target"].tensor())
-                    (loss / micro_batches).backward()
-            optimizer.step()
-            if averager:
-                averager.average_parameters(model.parameters())
-            for name, parameter in model.named_parameters():
-                results.add(f"{step}/{name}", parameter)
+    def add_state(results, label):
+        for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+            results.add(f"{label}/{name}", tensor)
+
+    with tensor_file.Writer(f"{folder}/{cell.name}.{rank}") as results:
+        with model.join(divide_by_initial_world_size=join == "initial") if join else contextlib.nullcontext():
+            for step in range(steps_of(join, plan.steps, rank, dist.get_world_size())):
+                optimizer.zero_grad(set_to_none)
+                for micro in range(micro_batches):
+                    batch = step * micro_batches + micro
+                    is_last = micro + 1 == micro_batches
+                    with contextlib.nullcontext() if is_last else model.no_sync():
+                        output = model(batches[f"{batch}/input"].tensor(), spare_is_used(spare, rank, step))
+                        loss = module.loss(output, batches[f"{batch}/target"].tensor())
+                        (loss / micro_batches).backward()
+                optimizer.step()
+                if averager:
+                    averager.average_parameters(model.parameters())
+                if evaluate:
+                    model.eval()
+                    with torch.no_grad():
+                        model(batches[f"{step}/input"].tensor(), False)
+                    model.train()
+                add_state(results, step)
+        add_state(results, "end")
         results.add("buckets", bucket_sizes(model))
 
 
-def run_all(plan, folder):
+def run_all(plan, inputs, folder):
     """The whole of one rank's process; RANK, WORLD_SIZE, ... are as a launcher sets them."""
     dist.init_process_group("gloo", timeout=TIMEOUT)
     for cell in plan.cells:
         print(cell.name, flush=True)  # the log's last word, should the process die
-        run_cell(plan, cell, folder)
+        run_cell(plan, cell, inputs, folder)
     # Rank 0 serves the store: nobody is to miss it.
     dist.barrier()
     dist.destroy_process_group()

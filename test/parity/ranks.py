@@ -40,8 +40,10 @@ def _enter_rank(rank, world_size, port, log, parent):
         "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
 
 
-def run_ranks(what, world_size, body, folder, limit):
-    """Calls body() in `world_size` forked processes, and returns when all have ended well.
+def run_ranks(kinds, body, folder, limit):
+    """Calls body(rank) in a forked process for each rank, and returns when all have ended well.
+
+    `kinds`: a letter a rank, for the names of logs and for messages.
 
     Raises RanksFailed with the end of the failed rank's output: a rank failed, or one still ran after
     `limit` seconds. No process is left then either.
@@ -49,18 +51,18 @@ def run_ranks(what, world_size, body, folder, limit):
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    log_of = [f"{folder}/{what}.{rank}.log" for rank in range(world_size)]
+    log_of = [f"{folder}/{rank}.log" for rank in range(len(kinds))]
     running = {}
     failures = []
     with reserve_port() as reserved:
         try:
-            for rank in range(world_size):
+            for rank in range(len(kinds)):
                 pid = os.fork()
                 if pid == 0:
                     status = 1
                     try:
-                        _enter_rank(rank, world_size, reserved.getsockname()[1], log_of[rank], parent)
-                        body()
+                        _enter_rank(rank, len(kinds), reserved.getsockname()[1], log_of[rank], parent)
+                        body(rank)
                         status = 0
                     except BaseException:
                         traceback.print_exc()
@@ -90,8 +92,8 @@ def run_ranks(what, world_size, body, folder, limit):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
     if failures:
-        text = [f"{what}, {world_size} ranks:"]
+        text = [f"the job of the ranks {kinds} (P: Python's, C: ours):"]
         for rank, how in failures:
             with open(log_of[rank], encoding="utf-8", errors="replace") as log:
-                text.append(f"  rank {rank} {how}; the end of its output:\n{log.read()[-3000:].rstrip()}")
+                text.append(f"  rank {rank} ({kinds[rank]}) {how}; the end of its output:\n{log.read()[-3000:].rstrip()}")
         raise RanksFailed("\n".join(text))

@@ -1,7 +1,7 @@
 """The referee: trains the same models from the same weights on the same batches in Python's
 DistributedDataParallel and in ddp's, and compares the parameters after every step.
 
-usage: run.py --program PARITY_RANKS [--ranks 2,3,4] [--models ...] [--modes ...] [--cells ...]
+usage: run.py --program PARITY_RANKS [--mixed] [--ranks 2,3,4] [--models ...] [--modes ...] [--cells ...]
 
 Prints the matrix. Status 0: every cell is within its bounds; 1: not; 77: there is no torch to compare
 with. README.md says what is compared, and how to add to it.
@@ -12,18 +12,17 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch comes in; the ranks inherit it
 
 import argparse
-import math
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from typing import NamedTuple
 
 SKIPPED = 77
 
 try:
     import torch
+    import torch._dynamo  # which DDP imports: once, and not in every rank
     import torch.distributed
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         raise ImportError("this torch has no torch.distributed with Gloo")
@@ -35,17 +34,10 @@ sys.dont_write_bytecode = True  # the source folder stays as it is
 
 import python_ranks
 import tensor_file
-from cells import MODES, Cell, Plan
+from cells import MIXED_MODELS, MIXED_MODES, MODES, Cell, Plan
+from comparison import compare
 from models import MODELS
 from ranks import RanksFailed, run_ranks
-
-
-class Outcome(NamedTuple):
-    difference: float
-    is_bit_equal: bool
-    ranks_equal: bool
-    buckets: int
-    complaints: list
 
 
 def parse_arguments():
@@ -61,8 +53,9 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--program", required=True, help="the C++ side, parity_ranks")
     parser.add_argument("--ranks", default="2,3,4", type=lambda text: [int(n) for n in text.split(",")])
-    parser.add_argument("--models", default=list(MODELS), type=names(MODELS))
-    parser.add_argument("--modes", default=list(MODES), type=names(MODES))
+    parser.add_argument("--mixed", action="store_true", help="jobs of Python's and C++ ranks in place of C++ ones")
+    parser.add_argument("--models", type=names(MODELS))
+    parser.add_argument("--modes", type=names(MODES))
     parser.add_argument("--cells", type=names([f"{model}.{mode}" for model in MODELS for mode in MODES]),
                         help="MODEL.MODE,... in place of all modes of all models")
     parser.add_argument("--steps", default=20, type=int)
@@ -72,128 +65,59 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def write_inputs(plan, folder, world_size):
+def write_inputs(cells, steps, folder, world_size):
     """Starting weights of every model, and every rank's batches."""
-    for number, name in enumerate(sorted({cell.model for cell in plan.cells})):
+    os.makedirs(folder)
+    for number, name in enumerate(MODELS):
+        micro_batches = [cell.micro_batches for cell in cells if cell.model == name]
+        if not micro_batches:
+            continue
         torch.manual_seed(number)
         with tensor_file.Writer(f"{folder}/weights.{name}") as file:
             for parameter_name, parameter in MODELS[name](with_spare=True).named_parameters():
                 file.add(parameter_name, parameter)
-        count = plan.steps * max(cell.micro_batches for cell in plan.cells if cell.model == name)
         for rank in range(world_size):
             generator = torch.Generator().manual_seed(1000 * (number + 1) + rank)
             with tensor_file.Writer(f"{folder}/batches.{name}.{rank}") as file:
-                for batch in range(count):
+                for batch in range(steps * max(micro_batches)):
                     for part, tensor in zip(("input", "target"), MODELS[name].batch(generator)):
                         file.add(f"{batch}/{part}", tensor)
 
 
-def run_python(plan, folder, world_size, limit):
-    def body():
-        torch.set_num_threads(1)
-        python_ranks.run_all(plan, folder)
+def run_job(kinds, options, cells, inputs):
+    """Runs the cells on ranks of these kinds, and returns the folder of their results and the seconds taken.
 
-    run_ranks("python", world_size, body, folder, limit)
-
-
-def run_cpp(program, folder, world_size, limit):
-    run_ranks("cpp", world_size, lambda: os.execv(program, [program, folder]), folder, limit)
-
-
-def difference(expected, found, steps):
-    """The largest difference of a parameter after any step over the largest parameter then, and where
-    it is."""
-    worst, where = 0.0, ""
-    for step in range(steps):
-        names = [name for name in expected if name.startswith(f"{step}/")]
-        scale = max(expected[name].tensor().abs().max().item() for name in names)
-        for name in names:
-            if expected[name] == found[name]:
-                continue
-            value = (expected[name].tensor() - found[name].tensor()).abs().max().item() / scale
-            value = value if math.isfinite(value) else math.inf
-            if value > worst:
-                worst, where = value, name
-    return worst, where
-
-
-def is_vacuous(cell, parameters, folder, steps):
-    """Why equal results would prove nothing, or None."""
-    weights = tensor_file.read(f"{folder}/weights.{cell.model}")
-    for name, entry in parameters.items():
-        step, _, parameter = name.partition("/module.")
-        if step != str(steps - 1):
-            continue
-        if not entry.tensor().isfinite().all():
-            return f"{parameter} is not finite"
-        stays = cell.settings.get("spare") == "never" and parameter.startswith("spare.")
-        if (entry == weights[parameter]) != stays:
-            return f"{parameter} {'was trained without being used' if stays else 'was not trained'}"
-    return None
-
-
-def first_rank_difference(cell, results):
-    """The first entry in which the ranks differ although the cell makes them equal, or None."""
-    for name in results[0]:
-        if cell.makes_ranks_equal(int(name.partition("/")[0])) and any(one[name] != results[0][name] for one in results):
-            return name
-    return None
-
-
-def compare(cell, folder, world_size, steps):
-    expected = [tensor_file.read(f"{folder}/python.{cell.name}.{rank}") for rank in range(world_size)]
-    found = [tensor_file.read(f"{folder}/cpp.{cell.name}.{rank}") for rank in range(world_size)]
-    layouts = [side[0]["buckets"].tensor().tolist() for side in (expected, found)]
-    for results in expected + found:
-        del results["buckets"]
-    complaints = []
-    if list(expected[0]) != list(found[0]):
-        complaints.append("the two sides have other parameters, or in another order: "
-                          f"{list(expected[0])[:40]} and {list(found[0])[:40]}")
-        return Outcome(float("inf"), False, False, len(layouts[1]), complaints)
-    vacuous = is_vacuous(cell, expected[0], folder, steps)
-    if vacuous:
-        complaints.append(f"the cell proves nothing: in Python {vacuous}")
-    if first_rank_difference(cell, expected):
-        complaints.append("the cell proves nothing: Python's ranks differ among themselves")
-
-    rank_difference = first_rank_difference(cell, found)
-    if rank_difference:
-        complaints.append(f"the ranks differ among themselves, first in {rank_difference} (STEP/PARAMETER)")
-    is_bit_equal = all(a == b for a, b in zip(expected, found))
-    worst, where = max((difference(a, b, steps) for a, b in zip(expected, found)), key=lambda pair: pair[0])
-    if not worst <= cell.bound:
-        first = next(name for name in expected[0] if any(a[name] != b[name] for a, b in zip(expected, found)))
-        complaints.append(f"differs by {worst:.1e} of the largest parameter in {where} (bound: {cell.bound:.0e}); "
-                          f"the first difference is in {first} (STEP/PARAMETER)")
-    elif world_size == 2 and not is_bit_equal:
-        # The order of additions does not matter with two summands.
-        complaints.append(f"not bit-equal at 2 ranks: {where} (STEP/PARAMETER)")
-    if layouts[0] != layouts[1]:
-        complaints.append(f"other buckets: Python's have {layouts[0]} bytes, ours {layouts[1]}")
-    if "bucket_cap_mb" in cell.settings and len(layouts[1]) < 2:
-        complaints.append("the cell is to have several buckets and has one")
-    return Outcome(worst, is_bit_equal, rank_difference is None, len(layouts[1]), complaints)
-
-
-def run_rank_count(options, cells, world_size, folder):
-    """Runs and prints one block of the matrix; the number of cells that miss their bounds."""
-    plan = Plan(options.steps, 0.05, 0.9, cells)
+    `kinds`: a letter a rank; P is Python's, C is C++.
+    """
+    folder = f"{os.path.dirname(inputs)}/{kinds}"
     os.makedirs(folder)
+    plan = Plan(options.steps, 0.05, "P" in kinds, cells)
     plan.write(f"{folder}/plan")
-    write_inputs(plan, folder, world_size)
-    start = time.monotonic()
-    run_python(plan, folder, world_size, options.timeout)
-    middle = time.monotonic()
-    run_cpp(options.program, folder, world_size, options.timeout)
-    end = time.monotonic()
 
+    def body(rank):
+        if kinds[rank] == "C":
+            os.execv(options.program, [options.program, inputs, folder])
+        torch.set_num_threads(1)
+        python_ranks.run_all(plan, inputs, folder)
+
+    start = time.monotonic()
+    run_ranks(kinds, body, folder, options.timeout)
+    return folder, time.monotonic() - start
+
+
+def mixed_jobs(world_size):
+    """Python's and C++ ranks in turn, beginning with either."""
+    return [("PC" * world_size)[:world_size], ("CP" * world_size)[:world_size]]
+
+
+def print_block(title, cells, inputs, referee, job, world_size):
+    """One block of the matrix; returns the number of cells that miss their bounds."""
     widths = [max(len(name) for name in names) for names in (MODELS, MODES)]
-    print(f"\n{world_size} ranks (Python {middle - start:.1f} s, ours {end - middle:.1f} s)")
+    print(f"\n{title}")
     print(f"  {'model':{widths[0]}}  {'mode':{widths[1]}}  difference  ranks   buckets")
     failed = 0
     for cell in cells:
-        outcome = compare(cell, folder, world_size, plan.steps)
+        outcome = compare(cell, inputs, referee, job, world_size)
         value = "bit" if outcome.is_bit_equal else f"{outcome.difference:.1e}"
         ranks = "equal" if outcome.ranks_equal else "DIFFER"
         verdict = "  MISSED" if outcome.complaints else ""
@@ -204,6 +128,32 @@ def run_rank_count(options, cells, world_size, folder):
         failed += bool(outcome.complaints)
     sys.stdout.flush()
     return failed
+
+
+def run_rank_count(options, cells, world_size, folder):
+    """Runs and prints the blocks of a rank count; how many cells were compared, and how many miss their bounds."""
+    inputs = f"{folder}/inputs"
+    write_inputs(cells, options.steps, inputs, world_size)
+    referee, referee_seconds = run_job("P" * world_size, options, cells, inputs)
+    jobs = mixed_jobs(world_size) if options.mixed else ["C" * world_size]
+    failed = 0
+    for kinds in jobs:
+        job, seconds = run_job(kinds, options, cells, inputs)
+        what = f"{kinds}, P: Python's, C: ours" if options.mixed else "ours"
+        failed += print_block(f"{world_size} ranks ({what}, {seconds:.1f} s; Python's alone {referee_seconds:.1f} s)",
+                              cells, inputs, referee, job, world_size)
+    return len(cells) * len(jobs), failed
+
+
+def print_left_out(cells):
+    """The cells that do not apply, by the reason."""
+    by_reason = {}
+    for cell in cells:
+        by_reason.setdefault(cell.reason_against, []).append(cell)
+    for reason, members in by_reason.items():
+        print(f"\nDoes not apply: {reason}:")
+        for model in dict.fromkeys(cell.model for cell in members):
+            print(f"  {model}: {', '.join(cell.mode for cell in members if cell.model == model)}")
 
 
 def main():
@@ -217,7 +167,10 @@ def main():
     if options.cells:
         cells = [Cell(*name.split(".")) for name in options.cells]
     else:
-        cells = [Cell(model, mode) for model in options.models for mode in options.modes]
+        cells = [Cell(model, mode) for model in options.models or (MIXED_MODELS if options.mixed else MODELS)
+                 for mode in options.modes or (MIXED_MODES if options.mixed else MODES)]
+    left_out = [cell for cell in cells if cell.reason_against]
+    cells = [cell for cell in cells if not cell.reason_against]
 
     # A test that is stopped still kills its ranks and removes its files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -225,8 +178,8 @@ def main():
           "momentum.\nDifference: largest of a parameter after any step, over the largest parameter; bit: bit-equal.")
     folder = tempfile.mkdtemp(prefix="ddp-parity-")
     try:
-        failed = sum(run_rank_count(options, cells, world_size, f"{folder}/{world_size}")
-                     for world_size in options.ranks)
+        results = [run_rank_count(options, cells, world_size, f"{folder}/{world_size}")
+                   for world_size in options.ranks if cells]
     except RanksFailed as error:
         print(error)
         return 1
@@ -235,7 +188,8 @@ def main():
             print(f"the files are in {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    total = len(cells) * len(options.ranks)
+    print_left_out(left_out)
+    total, failed = (sum(numbers) for numbers in zip(*results)) if results else (0, 0)
     print(f"\n{total - failed} of {total} cells are within their bounds")
     return 1 if failed else 0
 
