@@ -88,8 +88,23 @@ ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
   result.find_unused_parameters = options.find_unused_parameters();
   result.static_graph = options.static_graph();
   result.python_compatible = options.python_compatible();
+  if (options.mixed_precision()) {
+    result.lowered_dtype = options.mixed_precision()->param_dtype();
+  }
   result.gradient_as_bucket_view = options.gradient_as_bucket_view();
   return result;
+}
+
+std::string text_of(const std::optional<MixedPrecision>& precision) {
+  if (!precision) {
+    return "";
+  }
+  const auto name = [](const std::optional<at::ScalarType>& dtype) {
+    return dtype ? c10::toString(*dtype) : "own";
+  };
+  return fmt::format(", param_dtype={}, reduce_dtype={}, buffer_dtype={}",
+                     name(precision->param_dtype()), name(precision->reduce_dtype()),
+                     name(precision->buffer_dtype()));
 }
 
 /// Those that must be alike on all ranks, as one line of text.
@@ -99,10 +114,10 @@ std::string text_of(const DistributedDataParallelOptions& options) {
   };
   return fmt::format(
       "broadcast_buffers={}, init_sync={}, bucket_cap_mb={}, first_bucket_cap_mb={}, "
-      "find_unused_parameters={}, static_graph={}, python_compatible={}",
+      "find_unused_parameters={}, static_graph={}, python_compatible={}{}",
       options.broadcast_buffers(), options.init_sync(), megabytes(options.bucket_cap_mb()),
       megabytes(options.first_bucket_cap_mb()), options.find_unused_parameters(),
-      options.static_graph(), options.python_compatible());
+      options.static_graph(), options.python_compatible(), text_of(options.mixed_precision()));
 }
 
 /// Of the module itself. Its public functions copy the whole dictionary.
@@ -134,6 +149,7 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
   register_module("module", wrapped_);
   const auto reducer_settings = reducer_options(options_);
   check_ignored_names();
+  check_mixed_precision();
   const auto managed = managed_parameters();
   auto parameters = trainable(managed);
   if (parameters.empty()) {
@@ -142,7 +158,7 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
         "DistributedDataParallel: no parameter of the module requires a gradient, so there is "
         "nothing to synchronise; use the module itself, or unfreeze a parameter before wrapping");
   }
-  input_device_ =
+  input_place_.device =
       detail::find_input_device(managed, options_.device_ids(), options_.output_device(),
                                 who() + "DistributedDataParallel: ");
   detail::mark_sparse_parameters(*wrapped_, parameters);
@@ -168,6 +184,57 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
   }
   reducer_ = Reducer::create(parameters, group_, channel, scope, reducer_settings);
   remember_model(managed);
+  set_up_mixed_precision(managed);
+}
+
+void DistributedDataParallelBase::set_up_mixed_precision(
+    const std::vector<NamedParameter>& parameters) {
+  if (!options_.mixed_precision()) {
+    return;
+  }
+  const auto& precision = *options_.mixed_precision();
+  if (precision.param_dtype()) {
+    std::vector<at::Tensor> tensors;
+    for (const auto& parameter : parameters) {
+      tensors.push_back(parameter.tensor);
+    }
+    input_place_.dtype = precision.param_dtype();
+    lowered_ = std::make_shared<detail::LoweredParameters>(tensors, *precision.param_dtype());
+    reducer_->set_after_backward([lowered = lowered_] { lowered->restore(); });
+  }
+  if (const auto dtype =
+          precision.reduce_dtype() ? precision.reduce_dtype() : precision.param_dtype()) {
+    if (*dtype == at::kHalf) {
+      register_comm_hook(comm_hooks::fp16_compress(group_));
+    } else if (*dtype == at::kBFloat16) {
+      register_comm_hook(comm_hooks::bf16_compress(group_));
+    }
+  }
+  if (precision.buffer_dtype()) {
+    for (auto& buffer : managed_buffers()) {
+      if (buffer.tensor.is_floating_point()) {
+        buffer.tensor.set_data(buffer.tensor.to(*precision.buffer_dtype()));
+      }
+    }
+  }
+}
+
+void DistributedDataParallelBase::check_mixed_precision() const {
+  if (!options_.mixed_precision()) {
+    return;
+  }
+  const auto& precision = *options_.mixed_precision();
+  const auto check = [&](const char* name, const std::optional<at::ScalarType>& dtype) {
+    if (dtype && !c10::isFloatingType(*dtype)) {
+      throw UsageError(fmt::format(
+          "{}DistributedDataParallel: mixed_precision: {} is {}; expected a floating dtype, as "
+          "torch::kBFloat16",
+          who(), name, c10::toString(*dtype)));
+    }
+  };
+  check("param_dtype", precision.param_dtype());
+  check("reduce_dtype", precision.reduce_dtype());
+  check("buffer_dtype", precision.buffer_dtype());
 }
 
 std::string DistributedDataParallelBase::who() const {
@@ -301,6 +368,9 @@ void DistributedDataParallelBase::broadcast_buffers(int root) {
 
 void DistributedDataParallelBase::before_forward() {
   const bool records = at::GradMode::is_enabled();
+  if (lowered_) {
+    lowered_->lower(/*until_backward=*/records);
+  }
   if (options_.python_compatible()) {
     if (records) {
       reducer_->prepare_for_forward();
@@ -338,9 +408,13 @@ void DistributedDataParallelBase::prepare_forward(bool is_new_step) {
   }
 }
 
-void DistributedDataParallelBase::after_forward() {
-  if (options_.python_compatible()) {
-    buffers_are_due_ = at::GradMode::is_enabled() && require_sync_;
+void DistributedDataParallelBase::after_forward(bool returned) {
+  const bool records = at::GradMode::is_enabled();
+  if (lowered_ && !lowered_->awaits_backward()) {
+    lowered_->restore();
+  }
+  if (options_.python_compatible() && returned) {
+    buffers_are_due_ = records && require_sync_;
   }
 }
 

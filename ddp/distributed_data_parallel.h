@@ -9,7 +9,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <ddp/distributed_data_parallel_base.h>
-#include <ddp/input_device.h>
+#include <ddp/input_place.h>
 
 namespace ddp {
 
@@ -46,9 +46,9 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   auto forward(Args&&... args)
       -> decltype(std::declval<Impl&>().forward(std::forward<Args>(args)...)) {
     const Forward around(*this);
-    if (input_device()) {
+    if (input_place()) {
       return module_->forward(
-          detail::OnDevice<Args>(std::forward<Args>(args), *input_device()).get()...);
+          detail::AtPlace<Args>(std::forward<Args>(args), input_place()).get()...);
     }
     return module_->forward(std::forward<Args>(args)...);
   }
@@ -59,9 +59,9 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   auto forward(Args&&... args)
       -> decltype(std::declval<Impl&>().template forward<Result>(std::forward<Args>(args)...)) {
     const Forward around(*this);
-    if (input_device()) {
+    if (input_place()) {
       return module_->template forward<Result>(
-          detail::OnDevice<Args>(std::forward<Args>(args), *input_device()).get()...);
+          detail::AtPlace<Args>(std::forward<Args>(args), input_place()).get()...);
     }
     return module_->template forward<Result>(std::forward<Args>(args)...);
   }
@@ -78,11 +78,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
     explicit Forward(DistributedDataParallelImpl& model) : model_(model) {
       model_.before_forward();
     }
-    ~Forward() {
-      if (std::uncaught_exceptions() == exceptions_) {
-        model_.after_forward();
-      }
-    }
+    ~Forward() { model_.after_forward(std::uncaught_exceptions() == exceptions_); }
     Forward(const Forward&) = delete;
     Forward& operator=(const Forward&) = delete;
 

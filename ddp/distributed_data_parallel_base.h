@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -11,6 +10,7 @@
 #include <torch/nn/module.h>
 
 #include <ddp/distributed_data_parallel_options.h>
+#include <ddp/input_place.h>
 #include <ddp/join.h>
 #include <ddp/logging_data.h>
 #include <ddp/reducer/reducer.h>
@@ -90,11 +90,11 @@ class DistributedDataParallelBase : public torch::nn::Module {
   DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module,
                               DistributedDataParallelOptions options);
 
-  /// Around the wrapped module's forward; the second where it returned.
+  /// Around the wrapped module's forward; `returned`: it threw nothing.
   void before_forward();
-  void after_forward();
-  /// Where inputs are moved.
-  const std::optional<c10::Device>& input_device() const { return input_device_; }
+  void after_forward(bool returned);
+  /// What inputs are brought to.
+  const detail::InputPlace& input_place() const { return input_place_; }
 
  private:
   /// What the model consists of, to see whether it still does.
@@ -112,6 +112,8 @@ class DistributedDataParallelBase : public torch::nn::Module {
   void check_ignored_names() const;
   void check_devices(const std::vector<NamedParameter>& parameters);
   void check_ranks_are_native() const;
+  void check_mixed_precision() const;
+  void set_up_mixed_precision(const std::vector<NamedParameter>& parameters);
   void synchronize_module_states(int root);
   void broadcast_buffers(int root);
   void prepare_forward(bool is_new_step);
@@ -124,7 +126,8 @@ class DistributedDataParallelBase : public torch::nn::Module {
   std::vector<Part> parts_;
   std::vector<NamedParameter> frozen_;
   std::unordered_set<const c10::TensorImpl*> known_;
-  std::optional<c10::Device> input_device_;
+  detail::InputPlace input_place_;
+  std::shared_ptr<detail::LoweredParameters> lowered_;
   std::unique_ptr<detail::JoinSession> join_;
   bool require_sync_ = true;
   bool buffers_are_due_ = true;

@@ -7,6 +7,7 @@
 #include <c10/core/Device.h>
 #include <torch/arg.h>
 
+#include <ddp/mixed_precision.h>
 #include <ddp/process_group/process_group.h>
 
 namespace ddp {
@@ -47,6 +48,9 @@ class DistributedDataParallelOptions {
   /// left alone: neither given to all ranks at the start, nor averaged, nor broadcast. (Python's
   /// `_set_params_and_buffers_to_ignore_for_model`.) The same on all ranks.
   TORCH_ARG(std::vector<std::string>, ignored_parameters);
+  /// Computes and communicates in a lower precision than the module's own. `backward()` is called
+  /// once for the forwards before it: at its end the parameters have their own precision again.
+  TORCH_ARG(std::optional<MixedPrecision>, mixed_precision);
   /// Needed in a job that has Python ranks: buffers are broadcast when Python's
   /// DistributedDataParallel does it, under `torch::NoGradGuard` too, and a second backward after
   /// one forward, which Python would leave local, is refused.

@@ -23,7 +23,8 @@ NOT_ERRORS = {
     "parts that stand for an `…` of an entry": [
         "the program's store", "the init_method's host", "the environment variable MASTER_ADDR", "in the options",
         'in the init_method "…"', "none found", "the name service does not answer", "a tensor of …", "an empty list",
-        "broadcast_buffers=…, init_sync=…", "…… …: shape […], strides […], …", "… parameter… and … buffer…",
+        "broadcast_buffers=…, init_sync=…",
+        ", param_dtype=…", "…… …: shape […], strides […], …", "… parameter… and … buffer…",
         "rank … has …, rank … has ….", "their descriptions have the same digest", "bucket … of … (… ... …, …",
         "has no input left", "is in a forward", "is in a backward", "said something unknown", "rank … of …: join:",
         "Leave them out, and move", "Leave them out, or move"],

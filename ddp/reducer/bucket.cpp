@@ -156,9 +156,12 @@ void Bucket::take(Slot& slot, const at::Tensor& gradient, double factor) const {
   const bool is_in_place = is_alias(gradient, slot.alias);
   if (slot.state == State::kCollected) {
     slot.alias.add_(gradient, factor);
-  } else if (factor == 1.0) {
+  } else if (factor == 1.0 || gradient.scalar_type() != slot.alias.scalar_type()) {
     if (!is_in_place) {
       slot.alias.copy_(gradient);
+    }
+    if (factor != 1.0) {
+      slot.alias.mul_(factor);
     }
   } else {
     at::mul_out(slot.alias, gradient,

@@ -72,16 +72,18 @@ void Reducer::follow_parameters() {
     const auto& name = parameters_[index].name;
     const auto& tensor = parameters_[index].tensor;
     auto& hook = hooks_[index];
-    if (tensor.scalar_type() != c10::typeMetaToScalarType(hook.options.dtype()) ||
+    const auto dtype = c10::typeMetaToScalarType(hook.options.dtype());
+    const bool is_lowered = c10::isFloatingType(dtype) && options_.lowered_dtype &&
+                            tensor.scalar_type() == *options_.lowered_dtype;
+    if ((tensor.scalar_type() != dtype && !is_lowered) ||
         tensor.device() != hook.options.device() || tensor.sizes() != hook.sizes) {
       throw UsageError(fmt::format(
           "{}the parameter {} was {} of shape [{}] on {} when the model was wrapped and is {} of "
           "shape [{}] on {} now: change dtype, device and shapes before wrapping, or wrap the "
           "model again",
-          who(), name, c10::toString(c10::typeMetaToScalarType(hook.options.dtype())),
-          fmt::join(hook.sizes, ", "), hook.options.device().str(),
-          c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
-          tensor.device().str()));
+          who(), name, c10::toString(dtype), fmt::join(hook.sizes, ", "),
+          hook.options.device().str(), c10::toString(tensor.scalar_type()),
+          fmt::join(tensor.sizes(), ", "), tensor.device().str()));
     }
     // Null for a parameter that is frozen now.
     const auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
@@ -100,6 +102,11 @@ void Reducer::set_synchronize(bool synchronize) {
 void Reducer::set_before_pass(std::function<int()> announce) {
   const std::lock_guard lock(mutex_);
   before_pass_ = std::move(announce);
+}
+
+void Reducer::set_after_backward(std::function<void()> act) {
+  const std::lock_guard lock(mutex_);
+  after_backward_ = std::move(act);
 }
 
 void Reducer::register_comm_hook(CommHook hook) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,9 @@ struct ReducerOptions {
   bool find_unused_parameters = false;
   /// Every pass uses the same parameters, equally often: see Note [Static graph].
   bool static_graph = false;
+  /// A dtype that floating parameters may have in place of their own, from a forward on; their
+  /// gradients are averaged in their own.
+  std::optional<at::ScalarType> lowered_dtype;
   /// Refuses what Python's ranks would leave local: a second backward after one forward.
   bool python_compatible = false;
   /// The next pass may overwrite gradients that the program still holds.
@@ -84,6 +88,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// backward(). Empty: nothing is called, and the world size divides.
   void set_before_pass(std::function<int()> announce);
 
+  /// Calls `act` at the end of every backward that gave a gradient, reduced or local, also of one
+  /// that failed in a pass. It must not call the reducer.
+  void set_after_backward(std::function<void()> act);
+
   /// Takes part in the others' pass with zeros, in place of a backward; no gradient here changes.
   void shadow_pass();
 
@@ -129,7 +137,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void begin_pass();
   void open_pass();
   void queue_end_of_backward();
-  void continue_in_outer_task();
+  void continue_in_outer_task(std::function<void()> act);
+  void queue_end_of_local_backward();
+  void end_of_local_backward();
   bool is_learning() const { return options_.static_graph && !learned_; }
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
   void count_firing(std::size_t index);
@@ -176,6 +186,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_armed_ = false;  // a forward came since the last pass
   CommHook hook_;
   std::function<int()> before_pass_;
+  std::function<void()> after_backward_;
 
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> bucket_of_;    // by parameter

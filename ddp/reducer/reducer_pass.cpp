@@ -71,6 +71,9 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
     used_[index] = 1;
   }
   if (!synchronize_) {
+    if (after_backward_) {
+      queue_end_of_local_backward();
+    }
     return;
   }
   if (!failure_.empty()) {
@@ -206,19 +209,40 @@ void Reducer::queue_end_of_backward() {
   queued_tasks_.push_back(task);
 }
 
-void Reducer::continue_in_outer_task() {
+void Reducer::continue_in_outer_task(std::function<void()> act) {
   using torch::autograd::utils::LambdaPostHook;
   torch::autograd::get_current_node()->add_post_hook(std::make_unique<LambdaPostHook>(
-      [reducer = weak_from_this(), pass = pass_](const torch::autograd::variable_list& outputs,
-                                                 const torch::autograd::variable_list&) {
+      [reducer = weak_from_this(), act = std::move(act)](
+          const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) {
         if (const auto alive = reducer.lock()) {
           const std::lock_guard lock(alive->mutex_);
-          if (alive->open_ && alive->pass_ == pass) {
-            alive->queue_end_of_backward();
-          }
+          act();
         }
         return outputs;
       }));
+}
+
+void Reducer::queue_end_of_local_backward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (std::find(queued_tasks_.begin(), queued_tasks_.end(), task) != queued_tasks_.end()) {
+    return;
+  }
+  queued_tasks_ = {task};
+  torch::autograd::Engine::get_default_engine().queue_callback([reducer = weak_from_this()] {
+    if (const auto alive = reducer.lock()) {
+      alive->end_of_local_backward();
+    }
+  });
+}
+
+void Reducer::end_of_local_backward() {
+  const std::lock_guard lock(mutex_);
+  queued_tasks_.clear();
+  if (torch::autograd::get_current_node() != nullptr) {
+    continue_in_outer_task([this] { queue_end_of_local_backward(); });
+  } else if (after_backward_) {
+    after_backward_();
+  }
 }
 
 void Reducer::launch_full_buckets() {
@@ -273,7 +297,11 @@ void Reducer::end_of_backward(std::uint64_t pass, int task) {
   queued_tasks_.erase(std::remove(queued_tasks_.begin(), queued_tasks_.end(), task),
                       queued_tasks_.end());
   if (torch::autograd::get_current_node() != nullptr) {
-    continue_in_outer_task();
+    continue_in_outer_task([this, pass] {
+      if (open_ && pass_ == pass) {
+        queue_end_of_backward();
+      }
+    });
     return;
   }
   if (is_learning()) {
@@ -446,6 +474,9 @@ void Reducer::close_pass() {
   std::fill(used_.begin(), used_.end(), 0);
   in_flight_.assign(buckets_.size(), {});
   used_work_.reset();
+  if (after_backward_) {
+    after_backward_();
+  }
 }
 
 }  // namespace ddp

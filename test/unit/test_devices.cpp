@@ -8,18 +8,20 @@
 #include <ATen/ATen.h>
 
 #include <ddp/error.h>
-#include <ddp/input_device.h>
+#include <ddp/input_place.h>
 #include <ddp/module_devices.h>
 
 // Where a module may be, and how its inputs get there. The device "meta" stands for one that is not
 // the CPU.
 
+using ddp::detail::AtPlace;
 using ddp::detail::find_input_device;
-using ddp::detail::OnDevice;
+using ddp::detail::InputPlace;
 
 namespace {
 
 const c10::Device kMeta(c10::kMeta);
+const InputPlace at_meta{kMeta, {}};
 
 std::vector<ddp::NamedParameter> on(std::vector<c10::Device> devices) {
   std::vector<ddp::NamedParameter> parameters;
@@ -54,26 +56,31 @@ TEST_CASE("inputs are moved to the one device that is given, and only if the mod
 
 TEST_CASE("an argument's tensors are moved in any nesting; everything else is passed on as it is") {
   const auto x = at::ones({2});
-  CHECK(OnDevice<const at::Tensor&>(x, kMeta).get().device() == kMeta);
+  CHECK(AtPlace<const at::Tensor&>(x, at_meta).get().device() == kMeta);
   CHECK(x.device() == c10::kCPU);
-  CHECK_FALSE(OnDevice<at::Tensor>(at::Tensor(), kMeta).get().defined());
+  CHECK_FALSE(AtPlace<at::Tensor>(at::Tensor(), at_meta).get().defined());
 
   using Nested = std::tuple<int, std::vector<std::pair<int, at::Tensor>>,
                             std::map<std::string, std::optional<at::Tensor>>>;
   Nested nested{7, {{1, x}, {2, x}}, {{"a", x}, {"b", std::nullopt}}};
-  OnDevice<Nested&> moved(nested, kMeta);
+  AtPlace<Nested&> moved(nested, at_meta);
   CHECK(std::get<0>(moved.get()) == 7);
   CHECK(std::get<1>(moved.get())[1].second.device() == kMeta);
   CHECK(std::get<2>(moved.get()).at("a")->device() == kMeta);
   CHECK_FALSE(std::get<2>(moved.get()).at("b"));
   CHECK(std::get<1>(nested)[1].second.device() == c10::kCPU);
 
+  // Cast where they are floating.
+  const InputPlace in_half{{}, c10::kHalf};
+  CHECK(AtPlace<const at::Tensor&>(x, in_half).get().scalar_type() == c10::kHalf);
+  CHECK(AtPlace<at::Tensor>(at::ones({2}, at::kLong), in_half).get().scalar_type() == at::kLong);
+
   // Not even copied.
   auto number = std::make_unique<int>(3);
-  CHECK(&OnDevice<std::unique_ptr<int>&>(number, kMeta).get() == &number);
-  const auto taken = OnDevice<std::unique_ptr<int>>(std::move(number), kMeta).get().release();
+  CHECK(&AtPlace<std::unique_ptr<int>&>(number, at_meta).get() == &number);
+  const auto taken = AtPlace<std::unique_ptr<int>>(std::move(number), at_meta).get().release();
   CHECK(*taken == 3);
   delete taken;
   std::array<at::Tensor, 2> pair{x, x};
-  CHECK((OnDevice<std::array<at::Tensor, 2>>(std::move(pair), kMeta).get()[1].device() == kMeta));
+  CHECK((AtPlace<std::array<at::Tensor, 2>>(std::move(pair), at_meta).get()[1].device() == kMeta));
 }

@@ -12,11 +12,19 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
-// How the wrapper moves a forward's arguments to the module's device, as Python's does with its
-// tensors in lists, tuples and dictionaries.
+// How the wrapper moves a forward's arguments to the module's device and casts them to the dtype it
+// computes in, as Python's does with its tensors in lists, tuples and dictionaries.
 
 namespace ddp::detail {
+
+/// What a forward's tensors are brought to; the dtype only floating ones.
+struct InputPlace {
+  std::optional<c10::Device> device;
+  std::optional<c10::ScalarType> dtype;
+  explicit operator bool() const { return device || dtype; }
+};
 
 /// Whether values of this type have tensors that are found: a tensor, or one of the containers
 /// below, in any nesting.
@@ -40,40 +48,42 @@ struct HoldsTensors<std::pair<First, Second>>
 template <class... Values>
 struct HoldsTensors<std::tuple<Values...>> : std::disjunction<HoldsTensors<Values>...> {};
 
-/// Moves the tensors in `value` to `device`, in place.
+/// Brings the tensors in `value` to `place`, in place.
 template <class Value>
-void move_to(Value& value, c10::Device device) {
+void move_to(Value& value, const InputPlace& place) {
   if constexpr (!HoldsTensors<Value>::value) {
     return;
   } else if constexpr (std::is_same_v<Value, at::Tensor>) {
     if (value.defined()) {
-      value = value.to(device, /*non_blocking=*/true);
+      const bool is_cast = place.dtype && value.is_floating_point();
+      value = value.to(place.device.value_or(value.device()),
+                       is_cast ? *place.dtype : value.scalar_type(), /*non_blocking=*/true);
     }
   } else if constexpr (requires { value.has_value(); }) {
     if (value) {
-      move_to(*value, device);
+      move_to(*value, place);
     }
   } else if constexpr (requires { typename Value::mapped_type; }) {
     for (auto& entry : value) {
-      move_to(entry.second, device);
+      move_to(entry.second, place);
     }
   } else if constexpr (requires { value.begin(); }) {
     for (auto& entry : value) {
-      move_to(entry, device);
+      move_to(entry, place);
     }
   } else {
-    std::apply([&](auto&... entries) { (move_to(entries, device), ...); }, value);
+    std::apply([&](auto&... entries) { (move_to(entries, place), ...); }, value);
   }
 }
 
-/// An argument of forward, of type `Argument&&`: a copy on the device where it holds tensors, the
+/// An argument of forward, of type `Argument&&`: a copy at the place where it holds tensors, the
 /// argument itself otherwise.
 template <class Argument>
-class OnDevice {
+class AtPlace {
  public:
-  OnDevice(Argument&& argument, c10::Device device) : value_(std::forward<Argument>(argument)) {
+  AtPlace(Argument&& argument, const InputPlace& place) : value_(std::forward<Argument>(argument)) {
     if constexpr (kIsCopied) {
-      move_to(value_, device);
+      move_to(value_, place);
     }
   }
   /// Of the same value category as the argument.
