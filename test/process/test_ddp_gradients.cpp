@@ -2,6 +2,8 @@
 #include <test/support/catch2.h>
 #include <thread>
 
+#include <torch/csrc/autograd/autograd.h>
+
 // DistributedDataParallel on forked ranks over Gloo: the values of gradients, and when they come.
 
 using ddp::test::bits;
