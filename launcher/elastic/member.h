@@ -28,6 +28,9 @@ class Member {
   /// The launcher has no workers and wants to have them: `node` is to join.
   void want(Node node);
 
+  /// It is about to leave: whoever has not joined yet does not begin a round for that.
+  void want_no_more() { wanted_.reset(); }
+
   /// Its workers have all ended with 0 in this round.
   void set_done(int round) { done_ = round; }
 

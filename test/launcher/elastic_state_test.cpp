@@ -406,6 +406,17 @@ TEST_CASE("elastic: a node without a place says so once, and ends with the job")
   CHECK(member.look(state).kind == Kind::kClosed);
 }
 
+TEST_CASE("elastic: who leaves before he has joined disturbs nobody") {
+  Member member("1");
+  JobState state = running(1, 2, {host()});
+  member.want(node("1"));
+  member.want_no_more();
+  member.contribute(state);
+  remove(state, "1", "has left");
+  CHECK(state.phase == Phase::kRunning);
+  CHECK(state.nodes.size() == 1);
+}
+
 TEST_CASE("elastic: a failure is reported until it is written, and then not again") {
   Member member("1");
   JobState state = running(1, 2, {host(), node("1")});

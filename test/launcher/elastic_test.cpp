@@ -348,7 +348,7 @@ TEST_CASE("elastic: a launcher or guardian that is killed is noticed at once") {
     job.await_file("at.1.0.0");
     CHECK(other->none_left());
   }
-  CHECK_THAT(host->errors(), ContainsSubstring("its launcher was killed"));
+  CHECK_THAT(host->errors(), ContainsSubstring("its launcher ended without a word"));
   job.write("end");
   expect(*host, 0);
 }
@@ -491,7 +491,13 @@ TEST_CASE("elastic: signals end a node that waits, for others or for the host") 
   send(*alone, SIGINT);
   expect(*alone, 130);
   CHECK(alone->seconds() < 30);
-  const Cluster limited("2", {"--timeout=0.5"});
+  const Cluster nameless("2", {"--rdzv_endpoint=no-such-host.invalid"});
+  const Process asking = nameless.start(kHold);
+  await("it asks for the name",
+        [&] { return asking->errors().find("no-such-host.invalid") != std::string::npos; });
+  send(*asking, SIGTERM);
+  expect(*asking, 143);
+  const Cluster limited("2", {"--timeout=0.5", "--rdzv_conf=is_host=0"});
   const Process late = limited.start(kHold);
   expect(*late, 124);
 }
