@@ -89,7 +89,8 @@ struct Watch {
             const std::vector<std::string>& alive = {}) {
     for (const auto end = now + time; now < end;) {
       now += 500ms;
-      for (const std::string& id : alive) coordinator.heard(id, ++beats[id], now);
+      for (const std::string& id : alive) ++beats[id];
+      for (const Node& each : state.nodes) coordinator.heard(each.id, beats[each.id], now);
       coordinator.step(state, now);
     }
   }
@@ -268,7 +269,7 @@ TEST_CASE("elastic: a round begins with MIN nodes once stragglers had their time
 }
 
 TEST_CASE("elastic: a round begins at once with MAX nodes, and with all that were there before") {
-  JobState state = job(2, 3);
+  JobState state = job(1, 3);
   Watch watch;
   for (const Node& each : {host(), node("1"), node("2")}) join(state, each);
   watch.look(state);
@@ -296,6 +297,11 @@ TEST_CASE("elastic: stragglers are waited for again after MIN was lost") {
   CHECK(state.phase == Phase::kForming);
   watch.pass(11s, state, {"2"});
   CHECK(state.phase == Phase::kRunning);
+  // The same where it is lost only while a round forms.
+  report_failure(state, 1, failure(0), false);
+  CHECK_FALSE(state.gathering);
+  remove(state, "2", "has left");
+  CHECK(state.gathering);
 }
 
 TEST_CASE("elastic: without MIN nodes the job is given up in the end") {
@@ -389,6 +395,14 @@ TEST_CASE("elastic: two rounds that pass between two looks are one restart") {
   const Member::Event restart = member.look(state);
   CHECK(restart.kind == Kind::kRestart);
   CHECK_THAT(restart.reason, ContainsSubstring("taken for dead"));
+  // The same where it is in the later round all the same.
+  Member other("9");
+  other.want(host());
+  REQUIRE(other.look(state).kind == Kind::kBegin);
+  report_failure(state, 1, failure(0), false);
+  join_all(state);
+  begin_round(state);
+  CHECK(other.look(state).kind == Kind::kRestart);
   member.want(node("1"));
   member.contribute(state);
   CHECK(state.phase == Phase::kForming);

@@ -46,10 +46,10 @@ case $name in
     nothing_left 0 1
     ;;
   c10d_three_nodes)
-    # As people write it: with an id, and a port.
+    # As people write it, with an id and a port; rank 0 listens on the socket that it inherits.
     make_nodes 3
     nnodes=3 endpoint=10.77.0.1:4321
-    for node in 2 0 1; do elastic $node --rdzv_id=job sh -c "$meet"; done
+    for node in 2 0 1; do elastic $node --rdzv_id=job sh -c "${meet/any/adopt}"; done
     for node in 0 1 2; do
       finish $node 0
       expect_lines "$folder/node$node" "$node 0 $node 3 3"
