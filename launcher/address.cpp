@@ -33,7 +33,7 @@ Address loopback_address() {
   return address;
 }
 
-Address resolve(const std::string& host, std::chrono::seconds patience) {
+Address resolve(const std::string& host, const char* option, std::chrono::seconds patience) {
   // A numeric address needs no resolver, and must not depend on one.
   Address address;
   auto* inet = reinterpret_cast<sockaddr_in*>(&address.storage);
@@ -59,9 +59,10 @@ Address resolve(const std::string& host, std::chrono::seconds patience) {
     if (std::chrono::steady_clock::now() >= deadline) {
       throw Error(
           ExitStatus::kSetup,
-          fmt::format("the host '{}' (--master_addr) has no address: {}\nCheck the name, or give "
-                      "a numeric address.",
-                      host, error == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(error)));
+          fmt::format("the host '{}' ({}) has no address: {}\nCheck the name, or give a numeric "
+                      "address.",
+                      host, option,
+                      error == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(error)));
     }
     if (!announced) {
       print_message(fmt::format("the host '{}' has no address yet; asking again for {} s", host,

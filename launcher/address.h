@@ -24,7 +24,7 @@ Address loopback_address();
 
 /// Resolves a host name or a numeric address to its first address. A name that is not known is
 /// asked for again until `patience` has passed: in clusters it may appear a little after the job.
-/// Throws Error that names the host.
-Address resolve(const std::string& host, std::chrono::seconds patience);
+/// Throws Error that names the host and the option that it was given by.
+Address resolve(const std::string& host, const char* option, std::chrono::seconds patience);
 
 }  // namespace ddp::launcher

@@ -30,12 +30,20 @@ std::string quoted(std::string_view word) {
 
 std::string describe_job(const Job& job, const char* const* inherited) {
   const Options& options = job.options;
-  std::string text = fmt::format("# node {} of {}: {} of {} workers, restarted at most {} times\n",
-                                 options.node_rank, options.nnodes, options.nproc_per_node,
-                                 options.world_size(), options.max_restarts);
+  std::string text;
+  if (options.elastic) {
+    text = fmt::format(
+        "# an elastic job of {} to {} nodes that meet at {}: ranks, master and sizes are agreed on "
+        "there;\n# as the first of {} nodes with as many workers it would be\n",
+        options.elastic->least, options.elastic->most, options.elastic->endpoint(),
+        options.elastic->most);
+  }
+  text += fmt::format("# node {} of {}: {} of {} workers, restarted at most {} times\n",
+                      job.placement.node_rank, job.placement.nnodes, options.nproc_per_node,
+                      job.placement.world_size, options.max_restarts);
   WorkerEnvironment environment(inherited, job, job.master, 0);
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
-    text += fmt::format("# rank {}\n", options.rank(local_rank));
+    text += fmt::format("# rank {}\n", job.placement.rank(local_rank));
     environment.of(local_rank);
     for (const std::string& variable : environment.own_variables()) {
       const auto equals = variable.find('=');

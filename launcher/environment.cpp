@@ -58,11 +58,11 @@ WorkerEnvironment::WorkerEnvironment(const char* const* inherited, const Job& jo
     kept_.push_back(*inherited);
   }
 
-  const std::string world_size = std::to_string(options.world_size());
+  const std::string world_size = std::to_string(job.placement.world_size);
   set(common_, "WORLD_SIZE", world_size);
   set(common_, "LOCAL_WORLD_SIZE", std::to_string(options.nproc_per_node));
-  set(common_, "GROUP_RANK", std::to_string(options.node_rank));
-  set(common_, "GROUP_WORLD_SIZE", std::to_string(options.nnodes));
+  set(common_, "GROUP_RANK", std::to_string(job.placement.node_rank));
+  set(common_, "GROUP_WORLD_SIZE", std::to_string(job.placement.nnodes));
   set(common_, "ROLE_NAME", options.role);
   set(common_, "ROLE_WORLD_SIZE", world_size);
   set(common_, "MASTER_ADDR", master.address);
@@ -86,7 +86,7 @@ void WorkerEnvironment::set(std::vector<std::string>& to, const char* name,
 }
 
 char* const* WorkerEnvironment::of(int local_rank, const std::string& error_file) {
-  const int rank = job_.options.rank(local_rank);
+  const int rank = job_.placement.rank(local_rank);
   const bool virtual_rank = !job_.devices.empty();
   own_.clear();
   set(own_, "RANK", std::to_string(rank));

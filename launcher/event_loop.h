@@ -10,7 +10,7 @@ namespace ddp::launcher {
 
 /// What an event is about.
 struct EventTag {
-  enum class Source : uint32_t { kControl, kChild, kWorker, kPipe, kScreen };
+  enum class Source : uint32_t { kControl, kChild, kWorker, kPipe, kScreen, kAgent };
   Source source;
   uint32_t index;  ///< which worker, pipe or screen
 };

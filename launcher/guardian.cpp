@@ -14,9 +14,11 @@
 #include <fmt/format.h>
 
 #include <launcher/descendants.h>
+#include <launcher/elastic/agent_process.h>
 #include <launcher/error.h>
 #include <launcher/guardian.h>
 #include <launcher/message.h>
+#include <launcher/process_name.h>
 #include <launcher/signals.h>
 #include <launcher/standard_fds.h>
 #include <launcher/supervisor.h>
@@ -37,6 +39,7 @@
 //   - When the guardian is killed its workers get SIGKILL from the kernel (PR_SET_PDEATHSIG); what
 //     they had started becomes the child of the front, a subreaper as well, which kills it.
 //   - When the front is stopped (SIGSTOP), the job goes on.
+// An elastic job has a third, see Note [Agent].
 // The guardian is in a session of its own, under a name of its own: what kills a whole terminal,
 // a process group or "everything called launch" does not hit both.
 
@@ -44,18 +47,6 @@ namespace ddp::launcher {
 namespace {
 
 constexpr std::chrono::milliseconds kKillLimit{10000};
-
-/// What /proc and ps show for this process. argv's strings lie one after another.
-void rename_process(int argc, char** argv, const char* title) {
-  ::prctl(PR_SET_NAME, title);
-  if (argc < 1) return;
-  char* const first = argv[0];
-  char* end = first;
-  for (int i = 0; i < argc && argv[i] == end; ++i) end += std::strlen(argv[i]) + 1;
-  if (end == first) return;
-  std::memset(first, 0, static_cast<size_t>(end - first));
-  std::strncpy(first, title, static_cast<size_t>(end - first) - 1);
-}
 
 /// The children that this process had before it started anything: a shell that runs things in the
 /// background and then replaces itself by the launcher leaves it some. They are none of its
@@ -70,14 +61,14 @@ std::vector<pid_t> existing_children() {
   return children;
 }
 
-[[noreturn]] void be_guardian(Job& job, const SignalTakeover& signals, UniqueFd control, int argc,
-                              char** argv) {
+[[noreturn]] void be_guardian(Job& job, const SignalTakeover& signals, UniqueFd control,
+                              UniqueFd agent, int argc, char** argv) {
   int status = ExitStatus::kSetup;
   ::setsid();
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   rename_process(argc, argv, "ddp-guardian");
   try {
-    status = Supervisor(job, signals, control.get()).run();
+    status = Supervisor(job, signals, control.get(), std::move(agent)).run();
   } catch (const Error& error) {
     print_message(error.what());
     status = error.status();
@@ -87,9 +78,11 @@ std::vector<pid_t> existing_children() {
   ::_exit(status);
 }
 
-int guardian_lost(int signal, const std::vector<pid_t>& not_ours) {
+int guardian_lost(int signal, std::vector<pid_t> not_ours, const AgentProcess& agent) {
+  if (agent.pid() != 0) not_ours.push_back(agent.pid());
   const auto immortal = kill_descendants(
       kKillLimit, [](pid_t, int) {}, not_ours);
+  agent.await_end();
   print_message(fmt::format(
       "the launcher's guardian process was killed by {}; the workers were killed with it{}",
       signal_name(signal),
@@ -104,6 +97,7 @@ int run_job(Job job, int argc, char** argv) {
   const std::vector<pid_t> not_ours = existing_children();
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 
+  AgentProcess agent(job, argc, argv);
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
     throw Error(ExitStatus::kSetup, fmt::format("cannot make a pipe: {}", std::strerror(errno)));
@@ -118,9 +112,10 @@ int run_job(Job job, int argc, char** argv) {
   }
   if (guardian == 0) {
     control_in.reset();
-    be_guardian(job, signals, std::move(control_out), argc, argv);
+    be_guardian(job, signals, std::move(control_out), agent.take_link(), argc, argv);
   }
   control_out.reset();
+  agent.drop_link();
   job.master.reserved.reset();
   release_standard_input();
 
@@ -130,8 +125,9 @@ int run_job(Job job, int argc, char** argv) {
     if (signal == SIGCHLD) {
       int status = 0;
       if (::waitpid(guardian, &status, WNOHANG) != guardian) continue;
-      if (WIFEXITED(status)) return WEXITSTATUS(status);
-      return guardian_lost(WTERMSIG(status), not_ours);
+      if (!WIFEXITED(status)) return guardian_lost(WTERMSIG(status), not_ours, agent);
+      agent.await_end();
+      return WEXITSTATUS(status);
     }
     const auto byte = static_cast<unsigned char>(signal);
     // The pipe is full only after thousands of unread signals: one more would not tell more.

@@ -22,6 +22,9 @@ Examples:
   Two nodes of eight processes, the first of them at 10.0.0.1; on each node in turn:
     launch --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 --nproc_per_node=8 ./train
     launch --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --nproc_per_node=8 ./train
+  Two to four nodes that come and go, the same command on each; one of them is at 10.0.0.1:
+    launch --nnodes=2:4 --rdzv_backend=c10d --rdzv_endpoint=10.0.0.1 --rdzv_id=job7 \
+      --max_restarts=3 --nproc_per_node=8 ./train
   SLURM, one launcher on each node, nothing else to be said:
     srun --nodes=2 --ntasks-per-node=1 launch --nproc_per_node=8 ./train
   Open MPI, the same:

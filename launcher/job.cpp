@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <launcher/elastic/store_plugin.h>
 #include <launcher/environment.h>
 #include <launcher/job.h>
 #include <launcher/option_values.h>
@@ -34,7 +35,13 @@ Job prepare_job(Options options, const VariableLookup& variables) {
   job.command = make_command(options, variables);
   if (options.virtual_local_rank) job.devices = one_device_each(options, variables);
   if (options.bind_to_numa_nodes) job.cpus = numa_cpus(options.nproc_per_node, find_gpus());
-  job.master = choose_master(options);
+  if (options.elastic) {
+    job.store_plugin = find_store_plugin(variables);
+    job.master.address = options.elastic->host;
+  } else {
+    job.master = choose_master(options);
+  }
+  job.placement = options.placement();
   // The launchers of several nodes do not talk to each other: only a constant is the same on all.
   job.run_id = !options.run_id.empty() ? options.run_id
                : options.nnodes == 1   ? make_run_id()

@@ -8,6 +8,7 @@
 #include <launcher/master.h>
 #include <launcher/numa.h>
 #include <launcher/options.h>
+#include <launcher/placement.h>
 
 namespace ddp::launcher {
 
@@ -15,7 +16,9 @@ namespace ddp::launcher {
 struct Job {
   Options options;
   Command command;
-  Master master;                     ///< of the first attempt
+  Master master;  ///< of the next attempt, as is the placement
+  Placement placement;
+  std::string store_plugin;          ///< elastic: the path of the store's library
   std::string run_id;                ///< the same for all attempts
   std::vector<CpuSet> cpus;          ///< for each local rank; empty: they are not bound
   std::vector<std::string> devices;  ///< CUDA_VISIBLE_DEVICES of each; empty: as it is

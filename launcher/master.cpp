@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -35,7 +36,10 @@ constexpr int kLowestReservedFd = 100;
 UniqueFd tcp_socket(int family) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
+  const int off = 0;
   if (fd) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (fd && family == AF_INET6)
+    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   return fd;
 }
 
@@ -102,7 +106,8 @@ Master choose_master(const Options& options) {
   Address address = loopback_address();
   if (!options.master_addr.empty()) {
     const auto patience = one_node ? std::chrono::seconds(0) : kPatience;
-    address = resolve(options.master_addr, options.resolve_patience.value_or(patience));
+    address =
+        resolve(options.master_addr, "--master_addr", options.resolve_patience.value_or(patience));
   }
   if (one_node && options.master_port == 0) {
     reserve_free_port(master, address);
@@ -113,6 +118,24 @@ Master choose_master(const Options& options) {
       options.master_port == 0 ? kDefaultPort : static_cast<uint16_t>(options.master_port);
   if (options.node_rank == 0) check_port(master);
   return master;
+}
+
+UniqueFd reserve_port_for_all_nodes(uint16_t* port) {
+  Master master;
+  master.address = "all addresses";
+  Address any;
+  any.storage.ss_family = AF_INET6;
+  any.length = sizeof(sockaddr_in6);
+  try {
+    reserve_free_port(master, any);
+  } catch (const Error&) {
+    // No IPv6 on this machine.
+    any.storage.ss_family = AF_INET;
+    any.length = sizeof(sockaddr_in);
+    reserve_free_port(master, any);
+  }
+  *port = master.port;
+  return std::move(master.reserved);
 }
 
 Master renew_master(Master master) {

@@ -23,6 +23,10 @@ struct Master {
 /// Throws Error for a host without an address and for a port in use, naming it.
 Master choose_master(const Options& options);
 
+/// Reserves a free port on all addresses of this machine, for a round of an elastic job: whoever
+/// gets rank 0 is found there by the other nodes. Returns the socket that holds it. Throws Error.
+UniqueFd reserve_port_for_all_nodes(uint16_t* port);
+
 /// Where the workers of the next attempt meet: at a fresh port where the launcher chose it, so that
 /// nobody meets what is left of the last attempt. Throws Error.
 Master renew_master(Master master);

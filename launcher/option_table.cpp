@@ -29,13 +29,18 @@ constexpr std::array kOptions = {
                "there are any"},
     OptionSpec{"virtual_local_rank", 0, "", kHere,
                "Show each worker one GPU alone (CUDA_VISIBLE_DEVICES), with LOCAL_RANK=0"},
-    OptionSpec{"nnodes", 0, "N", kNodes, "Number of nodes of the job (default: 1)"},
+    OptionSpec{"nnodes", 0, "N", kNodes,
+               "Number of nodes of the job, or with --rdzv_backend=c10d MIN:MAX of them, which may "
+               "come and go while it runs (default: 1)"},
     OptionSpec{"node_rank", 0, "N", kNodes, "Which of them this one is, from 0 (default: 0)"},
     OptionSpec{"master_addr", 0, "HOST", kNodes,
                "Address of node 0; needed with several nodes (default on one node: 127.0.0.1)"},
     OptionSpec{"master_port", 0, "PORT", kNodes,
                "Port on node 0 (default: 29500 with several nodes, a free one on a single node)"},
-    OptionSpec{"local_addr", 0, "HOST", kNodes, "What to call this node in the failure report"},
+    OptionSpec{
+        "local_addr", 0, "HOST", kNodes,
+        "What to call this node in the failure report; with c10d also where the others reach "
+        "it (default there: its address on the route to the endpoint)"},
     OptionSpec{"module", 'm', "", kProgram,
                "The program is the name of a Python module: python3 -u -m PROGRAM"},
     OptionSpec{"no_python", 0, "", kProgram, "Run the program itself even if its name ends in .py"},
@@ -71,15 +76,21 @@ constexpr std::array kOptions = {
     OptionSpec{"signals_to_handle", 0, "NAMES", kStop,
                "Signals that end the job in order: passed to the workers, which may take the grace "
                "period (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)"},
-    OptionSpec{"rdzv_backend", 0, "NAME", kRendezvous,
-               "'static'; on one node also 'c10d', which is the same there (default: static)"},
+    OptionSpec{
+        "rdzv_backend", 0, "NAME", kRendezvous,
+        "'static': node ranks and the master's address are given. 'c10d': the nodes agree on "
+        "them at --rdzv_endpoint, the same command on each, and restart together (default: "
+        "static)"},
     OptionSpec{"rdzv_endpoint", 0, "HOST[:PORT]", kRendezvous,
-               "The same as --master_addr and --master_port"},
+               "c10d: where the nodes meet; the launcher on the node with this address serves it "
+               "(default port: 29400). static: the same as --master_addr and --master_port"},
     OptionSpec{"rdzv_id", 0, "ID", kRendezvous,
                "TORCHELASTIC_RUN_ID for the workers, and the folder's name under --log_dir "
                "(default: a new one for each run, 'none' with several nodes)"},
     OptionSpec{"rdzv_conf", 0, "KEY=VALUE,...", kRendezvous,
-               "timeout: seconds to wait until the master's name has an address (default: 30)"},
+               "timeout: seconds to wait until the master's name has an address (default: 30). "
+               "c10d: join_timeout=600, last_call_timeout=30, close_timeout=30, "
+               "keep_alive_interval=5, keep_alive_max_attempt=3, read_timeout=60, is_host"},
     OptionSpec{"monitor_interval", 0, "SECONDS", kAccepted,
                "No effect: a worker's end is noticed at once"},
     OptionSpec{"start_method", 0, "NAME", kAccepted,

@@ -42,25 +42,54 @@ int workers_per_node(const OptionValues& values) {
                              ", or 'gpu', 'cpu' or 'auto'");
 }
 
-/// N, or MIN:MAX with MIN equal to MAX.
-int number_of_nodes(const OptionValues& values) {
+struct Range {
+  int least;
+  int most;
+};
+
+/// N, or MIN:MAX.
+Range range_of_nodes(const OptionValues& values) {
   const OptionValues::Value* value = values.find("nnodes");
-  if (value == nullptr) return 1;
+  if (value == nullptr) return {1, 1};
   const auto colon = value->text.find(':');
-  if (colon == std::string::npos) return values.whole_number("nnodes", 1, kMostNodes, 1);
+  if (colon == std::string::npos) {
+    const int number = values.whole_number("nnodes", 1, kMostNodes, 1);
+    return {number, number};
+  }
   const auto least = parse_whole_number(value->text.substr(0, colon), 1, kMostNodes);
   const auto most = parse_whole_number(value->text.substr(colon + 1), 1, kMostNodes);
   if (!least || !most || *least > *most) {
     usage_error(fmt::format("{} must be a number of nodes from 1, or MIN:MAX of them, not '{}'",
                             value->source, value->text));
   }
-  if (*least != *most) {
-    usage_error(
-        fmt::format("{}={}: a number of nodes that changes while the job runs (elastic) is not "
-                    "available yet\nGive the number of nodes that there are.",
-                    value->source, value->text));
+  return {*least, *most};
+}
+
+/// A number of nodes that does not change.
+int number_of_nodes(const OptionValues& values) {
+  const Range range = range_of_nodes(values);
+  if (range.least != range.most) {
+    usage_error(fmt::format(
+        "{0}={1}:{2}: a number of nodes that changes while the job runs needs "
+        "--rdzv_backend=c10d and --rdzv_endpoint=HOST[:PORT]\nOr give the number of nodes "
+        "that there are.",
+        values.find("nnodes")->source, range.least, range.most));
   }
-  return *most;
+  return range.most;
+}
+
+void read_elastic(Options& options, const Rendezvous& rendezvous, Range nodes,
+                  const OptionValues& values) {
+  options.elastic = rendezvous.elastic;
+  options.elastic->least = nodes.least;
+  options.elastic->most = nodes.most;
+  options.nnodes = nodes.most;
+  if (!options.elastic->host.empty() && options.elastic->port != 0) return;
+  usage_error(fmt::format(
+      "{}=c10d with several nodes needs --rdzv_endpoint=HOST[:PORT], the same on every "
+      "node: the address of the one that serves the rendezvous, and a port that is not 0 "
+      "(default: {})",
+      values.find("rdzv_backend")->source, ElasticOptions().port));
 }
 
 /// Where there is one node, whatever the environment says of others.
@@ -83,11 +112,11 @@ void read_nodes(Options& options, const OptionValues& values, const VariableLook
     return;
   }
   if (rendezvous.c10d) {
-    if (number_of_nodes(values) != 1) {
-      usage_error(
-          fmt::format("{}=c10d with several nodes is not available yet\nUse the static rendezvous: "
-                      "--nnodes=N --node_rank=I --master_addr=HOST on each node.",
-                      values.find("rdzv_backend")->source));
+    // Node ranks and the master are agreed on: what is given of them, often by a cluster, is void.
+    const Range nodes = range_of_nodes(values);
+    if (nodes.most > 1) {
+      read_elastic(options, rendezvous, nodes, values);
+      return;
     }
     check_single_node(values, "--rdzv_backend=c10d");
     return;
@@ -120,7 +149,7 @@ void check_nodes(const Options& options) {
         fmt::format("--nnodes={} times --nproc_per_node={} is more processes than a rank can count",
                     options.nnodes, options.nproc_per_node));
   }
-  if (options.nnodes > 1 && options.master_addr.empty()) {
+  if (options.nnodes > 1 && !options.elastic && options.master_addr.empty()) {
     usage_error(fmt::format(
         "--nnodes={} needs --master_addr=HOST: the address of node 0, the same on every "
         "node",

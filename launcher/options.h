@@ -7,19 +7,22 @@
 #include <string>
 #include <vector>
 
+#include <launcher/elastic/elastic_options.h>
 #include <launcher/local_ranks.h>
+#include <launcher/placement.h>
 #include <launcher/variables.h>
 
 namespace ddp::launcher {
 
 /// What the command line and the environment ask for, checked.
 struct Options {
-  int nnodes = 1;
+  int nnodes = 1;  ///< elastic: at most
   int node_rank = 0;
   int nproc_per_node = 1;
   std::string master_addr;                               ///< empty: not given
   int master_port = 0;                                   ///< 0: not given
   std::optional<std::chrono::seconds> resolve_patience;  ///< for the master's name
+  std::optional<ElasticOptions> elastic;                 ///< c10d with several nodes
   std::string local_addr;                                ///< empty: the machine's name
   std::string run_id;                                    ///< empty: not given
 
@@ -50,8 +53,10 @@ struct Options {
 
   Options();
 
-  int world_size() const { return nnodes * nproc_per_node; }
-  int rank(int local_rank) const { return node_rank * nproc_per_node + local_rank; }
+  /// Where this node stands, if the job is not elastic.
+  Placement placement() const {
+    return {node_rank, nnodes, node_rank * nproc_per_node, nnodes * nproc_per_node};
+  }
 };
 
 /// Reads a whole command line (argv[0] included, for the name that the launcher was called by:

@@ -97,7 +97,7 @@ void Output::begin_attempt(int attempt) {
 std::string Output::folder_of(int local_rank) const {
   if (job_.options.log_dir.empty()) return {};
   return fmt::format("{}/{}/attempt_{}/{}", job_.options.log_dir, job_.run_id, attempt_,
-                     job_.options.rank(local_rank));
+                     job_.placement.rank(local_rank));
 }
 
 std::string Output::path_of(int local_rank, int stream) const {
@@ -121,7 +121,7 @@ std::vector<std::string> Output::files_of(int local_rank) const {
 
 std::string Output::prefix_of(int local_rank) const {
   return expand_template(job_.options.line_prefix,
-                         {{"rank", std::to_string(job_.options.rank(local_rank))},
+                         {{"rank", std::to_string(job_.placement.rank(local_rank))},
                           {"local_rank", std::to_string(local_rank)},
                           {"role_name", job_.options.role}});
 }

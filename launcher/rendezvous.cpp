@@ -8,19 +8,67 @@
 namespace ddp::launcher {
 namespace {
 
-/// Keys of torchrun's rendezvous backends. Only the first two say something here; the others are
-/// about launchers that talk to each other.
+constexpr int kMostAttempts = 1000;
+
+/// Keys of torchrun's rendezvous backends. Only the first two say something to the static one; the
+/// last three, and heartbeat_timeout, are taken without effect.
 constexpr std::array<std::string_view, 11> kKeys = {"timeout",
                                                     "join_timeout",
-                                                    "read_timeout",
                                                     "last_call_timeout",
                                                     "close_timeout",
-                                                    "heartbeat_timeout",
                                                     "keep_alive_interval",
                                                     "keep_alive_max_attempt",
+                                                    "read_timeout",
                                                     "is_host",
+                                                    "heartbeat_timeout",
                                                     "store_type",
                                                     "rank"};
+
+bool read_truth(const std::string& source, std::string_view key, std::string_view text) {
+  for (const std::string_view yes : {"1", "true", "True", "t", "yes", "y"}) {
+    if (text == yes) return true;
+  }
+  for (const std::string_view no : {"0", "false", "False", "f", "no", "n"}) {
+    if (text == no) return false;
+  }
+  usage_error(fmt::format("{}: {} must be 0 or 1, not '{}'", source, key, text));
+}
+
+void read_setting(Rendezvous& rendezvous, const std::string& source, std::string_view key,
+                  std::string_view text) {
+  ElasticOptions& elastic = rendezvous.elastic;
+  const auto seconds = [&](bool zero) {
+    const auto time = parse_seconds(std::string(text));
+    if (!time || (!zero && time->count() == 0)) {
+      usage_error(fmt::format("{}: {} must be a number of seconds{}, not '{}'", source, key,
+                              zero ? "" : " more than 0", text));
+    }
+    return *time;
+  };
+  if (key == "timeout" || key == "join_timeout") {
+    elastic.join_timeout = seconds(/*zero=*/true);
+    rendezvous.patience = std::chrono::ceil<std::chrono::seconds>(elastic.join_timeout);
+  } else if (key == "last_call_timeout") {
+    elastic.last_call_timeout = seconds(/*zero=*/true);
+  } else if (key == "close_timeout") {
+    elastic.close_timeout = seconds(/*zero=*/true);
+  } else if (key == "keep_alive_interval") {
+    elastic.keep_alive_interval = seconds(/*zero=*/false);
+  } else if (key == "read_timeout") {
+    elastic.read_timeout = seconds(/*zero=*/false);
+  } else if (key == "is_host") {
+    elastic.is_host = read_truth(source, key, text);
+  } else if (key == "keep_alive_max_attempt") {
+    const auto number = parse_whole_number(text, 1, kMostAttempts);
+    if (!number) {
+      usage_error(fmt::format("{}: {} must be a whole number from 1 to {}, not '{}'", source, key,
+                              kMostAttempts, text));
+    }
+    elastic.keep_alive_max_attempt = *number;
+  } else if (key == "store_type" && rendezvous.c10d && text != "tcp") {
+    usage_error(fmt::format("{}: store_type must be 'tcp', not '{}'", source, text));
+  }
+}
 
 void read_conf(Rendezvous& rendezvous, const OptionValues::Value& conf) {
   for (const std::string_view part : split_at_commas(conf.text)) {
@@ -34,13 +82,7 @@ void read_conf(Rendezvous& rendezvous, const OptionValues::Value& conf) {
       usage_error(fmt::format("{}: unknown key '{}'; there are {}", conf.source, key,
                               fmt::join(kKeys, ", ")));
     }
-    if (key != "timeout" && key != "join_timeout") continue;
-    const auto time = parse_seconds(std::string(part.substr(equals + 1)));
-    if (!time) {
-      usage_error(fmt::format("{}: {} must be a number of seconds, not '{}'", conf.source, key,
-                              part.substr(equals + 1)));
-    }
-    rendezvous.patience = std::chrono::ceil<std::chrono::seconds>(*time);
+    read_setting(rendezvous, conf.source, key, part.substr(equals + 1));
   }
 }
 
@@ -66,7 +108,11 @@ void read_endpoint(Rendezvous& rendezvous, const OptionValues& values,
     usage_error(fmt::format("{} must be HOST or HOST:PORT with a port from 1 to 65535, not '{}'",
                             value.source, value.text));
   }
-  if (rendezvous.c10d) return;  // on one node nobody else is to find it
+  if (rendezvous.c10d) {
+    rendezvous.elastic.host = endpoint->host;
+    if (!endpoint->port.empty()) rendezvous.elastic.port = static_cast<uint16_t>(*port);
+    return;
+  }
   const auto conflict = [&](const char* name, bool differs) {
     const OptionValues::Value* other = values.find(name);
     if (other == nullptr || other->on_command_line != value.on_command_line || !differs) return;
@@ -112,7 +158,7 @@ Rendezvous read_rendezvous(const OptionValues& values) {
   Rendezvous rendezvous;
   const std::string backend = values.text("rdzv_backend", "static");
   if (backend != "static" && backend != "c10d") {
-    usage_error(fmt::format("{} must be 'static', or on one node 'c10d', not '{}'",
+    usage_error(fmt::format("{} must be 'static' or 'c10d', not '{}'",
                             values.find("rdzv_backend")->source, backend));
   }
   rendezvous.c10d = backend == "c10d";

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include <launcher/elastic/elastic_options.h>
 #include <launcher/option_values.h>
 
 namespace ddp::launcher {
@@ -15,6 +16,8 @@ struct Rendezvous {
   int master_port = 0;                           ///< 0: not given
   std::string run_id;                            ///< empty: not given
   std::optional<std::chrono::seconds> patience;  ///< --rdzv_conf timeout=N
+  /// c10d: the endpoint (no host where it was not given) and --rdzv_conf; not the number of nodes.
+  ElasticOptions elastic;
 };
 
 /// Throws Error with the usage status, also where --rdzv_endpoint and --master_* on the same

@@ -39,7 +39,7 @@ const char* plural(size_t count) { return count == 1 ? "" : "s"; }
 
 }  // namespace
 
-Supervisor::Supervisor(Job& job, const SignalTakeover& signals, int control_fd)
+Supervisor::Supervisor(Job& job, const SignalTakeover& signals, int control_fd, UniqueFd agent)
     : job_(job), signals_(signals), control_fd_(control_fd), output_(job, loop_) {
   sigset_t child;
   sigemptyset(&child);
@@ -51,6 +51,7 @@ Supervisor::Supervisor(Job& job, const SignalTakeover& signals, int control_fd)
   }
   loop_.watch(control_fd_, EPOLLIN, {EventTag::Source::kControl, 0});
   loop_.watch(child_signal_.get(), EPOLLIN, {EventTag::Source::kChild, 0});
+  if (agent) agent_.emplace(std::move(agent), loop_);
 
   const size_t needed = output_.files_needed();
   if (needed > limit_.available()) {
@@ -65,6 +66,7 @@ Supervisor::Supervisor(Job& job, const SignalTakeover& signals, int control_fd)
 
 int Supervisor::run() {
   if (job_.options.timeout) job_deadline_ = Clock::now() + *job_.options.timeout;
+  if (agent_) return run_elastic();
   while (run_attempt()) {
     const Worker& first = workers_->workers()[workers_->failures().front()];
     output_.say(failure_report(
@@ -72,6 +74,7 @@ int Supervisor::run() {
         fmt::format("starting all workers again, after rank {} {} (restart {} of {})", first.rank,
                     describe_end(first), attempt_ + 1, job_.options.max_restarts)));
     ++attempt_;
+    ++restarts_;
     job_.master = renew_master(std::move(job_.master));
   }
   const int status = report();
@@ -86,6 +89,7 @@ bool Supervisor::run_attempt() {
     kill_all();
     throw;
   }
+  act();  // the agent may have said already that this attempt is over
   while (phase_ != Phase::kEnded) wait_for_events();
   deadline_ = Clock::now() + job_.options.grace_period;
   output_.expect_ends();
@@ -100,7 +104,7 @@ void Supervisor::start_workers() {
   output_.begin_attempt(attempt_);
   workers_.emplace(job_, signals_, loop_, limit_);
   error_files_ = make_error_files();
-  workers_->start(job_.master, attempt_, output_, error_files_);
+  workers_->start(job_.master, restarts_, output_, error_files_);
   release_standard_input();
 }
 
@@ -121,7 +125,8 @@ bool Supervisor::in_haste() const { return told_to_end_ || timed_out_; }
 
 int Supervisor::wait_timeout() const {
   std::optional<Clock::time_point> until;
-  if (phase_ == Phase::kRunning || (phase_ == Phase::kEnded && !in_haste())) {
+  if (phase_ == Phase::kRunning || (phase_ == Phase::kMeeting && !parting_) ||
+      (phase_ == Phase::kEnded && !in_haste())) {
     until = job_deadline_;
   } else {
     until = deadline_;
@@ -155,6 +160,9 @@ void Supervisor::wait_for_events() {
       case EventTag::Source::kScreen:
         output_.handle_screen(tag.index);
         break;
+      case EventTag::Source::kAgent:
+        for (const std::string& text : agent_->handle()) output_.say(text);
+        break;
     }
   });
   if (ended || child_signaled_) reap();
@@ -166,9 +174,11 @@ void Supervisor::reap() {
   signalfd_siginfo ignored{};
   while (::read(child_signal_.get(), &ignored, sizeof(ignored)) > 0) {
   }
-  childless_ = !reap_children([this](pid_t pid, int status) { workers_->reaped(pid, status); });
+  childless_ = !reap_children([this](pid_t pid, int status) {
+    if (workers_) workers_->reaped(pid, status);
+  });
   // A group that has lost its leader loses its last member as a child of this process, too.
-  workers_->forget_empty_groups();
+  if (workers_) workers_->forget_empty_groups();
 }
 
 void Supervisor::handle_control() {
@@ -182,12 +192,14 @@ void Supervisor::handle_control() {
 }
 
 void Supervisor::handle_signal(int signal) {
+  const bool ending = job_.options.ending_signals.count(signal) != 0;
+  if (!ending && !workers_) return;
   if (signal == SIGTSTP) {
     // Not SIGTSTP itself: the kernel ignores it in groups that no shell looks after.
     if (phase_ == Phase::kRunning) workers_->signal_groups(SIGSTOP);
   } else if (signal == SIGCONT) {
     workers_->signal_groups(SIGCONT);
-  } else if (job_.options.ending_signals.count(signal) != 0) {
+  } else if (ending) {
     end_by_signal(signal);
   } else {
     workers_->signal_workers(signal);
@@ -195,8 +207,19 @@ void Supervisor::handle_signal(int signal) {
 }
 
 void Supervisor::end_by_signal(int signal) {
+  if (parting_) {
+    hurried_ = true;
+    return;
+  }
+  if (agent_ && !told_to_end_) {
+    stop_signal_ = signal;
+    agent_->leave(fmt::format("has left the job ({})", signal_name(signal)));
+  }
   told_to_end_ = true;
   switch (phase_) {
+    case Phase::kMeeting:
+      output_.say(fmt::format("received {}: leaving the job", signal_name(signal)));
+      break;
     case Phase::kRunning:
       if (workers_->running() == 0) return;
       stop_signal_ = signal;
@@ -236,8 +259,15 @@ bool Supervisor::act_once() {
     return true;
   }
   switch (phase_) {
+    case Phase::kMeeting:
+      if (job_late && !timed_out_ && !parting_) {
+        timed_out_ = true;
+        agent_->close(ExitStatus::kTimeout, timeout_text());
+      }
+      return false;
     case Phase::kRunning:
       if (!workers_->failures().empty()) {
+        if (agent_) tell_failure();
         const Worker& first = workers_->workers()[workers_->failures().front()];
         if (workers_->running() > 0 && workers_->exec_error() == 0) {
           output_.say(fmt::format(
@@ -252,8 +282,10 @@ bool Supervisor::act_once() {
         end_leftovers();
         return true;
       }
+      if (agent_ && act_on_word()) return true;
       if (job_late) {
         timed_out_ = true;
+        if (agent_) agent_->close(ExitStatus::kTimeout, timeout_text());
         output_.say(
             fmt::format("the job took longer than {} (--timeout): stopping {} worker{}; what is "
                         "left after {} is killed",
@@ -368,10 +400,19 @@ int Supervisor::report() {
         failure_report(workers, workers_->failures(), host(), job_.options.command.front()));
     return workers[workers_->failures().front()].status();
   }
+  return stopped_report();
+}
+
+std::string Supervisor::timeout_text() const {
+  return fmt::format("stopped after {} (--timeout)", seconds(*job_.options.timeout));
+}
+
+/// Of workers of whom none has failed. 0 where they were not stopped either.
+int Supervisor::stopped_report() {
+  const std::vector<Worker> none;
+  const std::vector<Worker>& workers = workers_ ? workers_->workers() : none;
   if (timed_out_) {
-    output_.say(stop_report(
-        workers, fmt::format("stopped after {} (--timeout)", seconds(*job_.options.timeout)),
-        ExitStatus::kTimeout));
+    output_.say(stop_report(workers, timeout_text(), ExitStatus::kTimeout));
     return ExitStatus::kTimeout;
   }
   if (stop_signal_ != 0) {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include <launcher/elastic/agent_link.h>
 #include <launcher/error_file.h>
 #include <launcher/event_loop.h>
 #include <launcher/file_limit.h>
@@ -16,14 +17,15 @@
 namespace ddp::launcher {
 
 /// Starts the workers of one job, watches them, and ends them all when one fails or when it is told
-/// to; then, as often as it may, starts them all again. Runs in the guardian process (see Note
-/// [Front and guardian]), which must be a child subreaper and single-threaded. One loop; nothing is
-/// polled.
+/// to; then, as often as it may, starts them all again. In an elastic job it does so as its agent
+/// says, and says to it how its workers fare (supervisor_elastic.cpp). Runs in the guardian process
+/// (see Note [Front and guardian]), which must be a child subreaper and single-threaded. One loop;
+/// nothing is polled.
 class Supervisor {
  public:
   /// `control_fd` gives one byte for each signal that the launcher got, and end-of-file when the
-  /// launcher died. Throws Error.
-  Supervisor(Job& job, const SignalTakeover& signals, int control_fd);
+  /// launcher died. `agent`: the socket to the agent of an elastic job, else empty. Throws Error.
+  Supervisor(Job& job, const SignalTakeover& signals, int control_fd, UniqueFd agent);
 
   /// Returns the launcher's exit status. No descendant is left then, and all that they wrote has
   /// been shown.
@@ -33,6 +35,7 @@ class Supervisor {
   using Clock = std::chrono::steady_clock;
 
   enum class Phase {
+    kMeeting,  ///< elastic, without workers: the agent's word is awaited
     kRunning,
     kStopping,       ///< the workers have been told to end; they are killed at `deadline_`
     kLeftovers,      ///< the workers have ended; what they left may end until `deadline_`
@@ -60,6 +63,20 @@ class Supervisor {
   void collect_errors();
   std::string host() const;
   int report();
+  int stopped_report();
+  std::string timeout_text() const;
+
+  int run_elastic();
+  bool meet();
+  void await_word();
+  bool over() const;
+  void tell_failure();
+  bool act_on_word();
+  void part();
+  int elastic_report();
+  int failed_report();
+  void say_failure(const std::string& ending);
+  std::string verdict() const;
 
   Job& job_;
   const SignalTakeover& signals_;
@@ -70,14 +87,18 @@ class Supervisor {
   Output output_;
   ErrorFiles error_files_;
   std::optional<WorkerGroup> workers_;  ///< of the present attempt
+  std::optional<AgentLink> agent_;      ///< of an elastic job
 
   int attempt_ = 0;
+  int restarts_ = 0;  ///< attempts that followed a failure
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_;
   std::optional<Clock::time_point> job_deadline_;
   int stop_signal_ = 0;       ///< sent to the launcher by its user, 0: none
   bool told_to_end_ = false;  ///< by a signal, in whatever phase
   bool timed_out_ = false;
+  bool parting_ = false;  ///< elastic: all is said, the agent may end until `deadline_`
+  bool hurried_ = false;  ///< it is told to end while it does
   bool front_died_ = false;
   bool child_signaled_ = false;
   bool childless_ = false;  ///< no child is left, and so no descendant

@@ -73,7 +73,7 @@ void WorkerGroup::start(const Master& master, int attempt, Output& output,
       arguments[rank_at] = rank_argument.data();
     }
     Worker worker;
-    worker.rank = options.rank(local_rank);
+    worker.rank = job_.placement.rank(local_rank);
     worker.local_rank = local_rank;
     worker.files = output.files_of(local_rank);
     const auto streams = output.open_streams(local_rank);

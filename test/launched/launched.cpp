@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iostream>
 #include <string>
 #include <thread>
@@ -13,6 +14,31 @@
 #include <ddp/ddp.h>
 
 namespace {
+
+/// Trains until there is a file $DIR/end, which rank 0 looks for; after a while it says so in a
+/// file $DIR/trained.WORLD_SIZE. For jobs whose ranks come and go.
+int train_until_end(int rank, int world_size) {
+  constexpr int kAWhile = 20;
+  const std::string folder = std::getenv("DIR");
+  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+  ddp::DistributedDataParallel model(net);
+  const float expected = (world_size + 1) / 2.0F;
+  bool right = true;
+  for (int step = 1;; ++step) {
+    net->zero_grad();
+    model->forward(at::full({1, 1}, rank + 1.0F)).sum().backward();
+    right = right && net->weight.grad().item<float>() == expected;
+    if (rank == 0 && step == kAWhile)
+      std::ofstream(folder + "/trained." + std::to_string(world_size)) << step;
+    auto end = at::full({1}, rank == 0 && std::ifstream(folder + "/end").good() ? 1.0F : 0.0F);
+    ddp::all_reduce(end);
+    if (end.item<float>() > 0) break;
+  }
+  std::cout << (right ? "right: rank " : "WRONG: rank ") + std::to_string(rank) + " of " +
+                   std::to_string(world_size) + "\n";
+  ddp::destroy_process_group();
+  return right ? 0 : 1;
+}
 
 int run(const std::string& mode, int local_rank) {
   const auto timeout = std::chrono::seconds(
@@ -36,6 +62,7 @@ int run(const std::string& mode, int local_rank) {
     ddp::destroy_process_group();
     return 0;
   }
+  if (mode == "until_end") return train_until_end(rank, world_size);
   torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
   ddp::DistributedDataParallel model(net);
   model->forward(at::full({1, 1}, rank + 1.0F)).sum().backward();

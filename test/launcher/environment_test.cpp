@@ -37,6 +37,7 @@ Master local_master() {
 Job job_with(const Options& options) {
   Job job;
   job.options = options;
+  job.placement = options.placement();
   job.run_id = "some-run";
   return job;
 }

@@ -68,8 +68,8 @@ TEST_CASE("what is given arrives") {
   CHECK(options.use_env);
   CHECK(options.grace_period.count() == 1500);
   CHECK(options.command == Words{"p", "x"});
-  CHECK(options.world_size() == 32);
-  CHECK(options.rank(3) == 19);
+  CHECK(options.placement().world_size == 32);
+  CHECK(options.placement().rank(3) == 19);
 }
 
 TEST_CASE("the defaults are those of torchrun") {

@@ -56,7 +56,7 @@ TEST_CASE("every option has a variable behind it, and the command line wins") {
 TEST_CASE("a range of nodes is taken where it is none") {
   CHECK(parse({"--nnodes=1:1", "p"}).nnodes == 1);
   CHECK(parse({"--nnodes=3:3", "--master_addr=x", "p"}).nnodes == 3);
-  check_refused({"--nnodes=1:3", "p"}, {"--nnodes=1:3", "elastic", "not available"});
+  check_refused({"--nnodes=1:3", "--master_addr=x", "p"}, {"--nnodes=1:3", "--rdzv_backend=c10d"});
   for (const std::string text : {"0:1", "2:1", ":", "1:", ":2", "1:2:3", "a:b", "0"})
     check_refused({"--nnodes=" + text, "p"}, {"--nnodes", "'" + text + "'"});
 }
@@ -86,7 +86,6 @@ TEST_CASE("the static rendezvous is the master's address by another name") {
   for (const std::string text : {"h:", ":1", "h:0", "h:65536", "h:x", "[::1", "[::1]1", "[]:1"})
     check_refused(with({"--rdzv_endpoint=" + text}), {"--rdzv_endpoint", "'" + text + "'"});
   check_refused(with({"--rdzv_backend=etcd", "--master_addr=h"}), {"--rdzv_backend", "'etcd'"});
-  check_refused(with({"--rdzv_backend=c10d", "--rdzv_endpoint=h:1"}), {"not available", "static"});
 }
 
 TEST_CASE("an endpoint's host and port") {
@@ -122,6 +121,59 @@ TEST_CASE("one node as people write it for torchrun") {
   check_refused({"--standalone", "--node_rank=1", "p"}, {"--standalone", "one node"});
 }
 
+TEST_CASE("several nodes with c10d are an elastic job") {
+  const auto elastic = [](Words words, const Variables& variables = {}) {
+    words.insert(words.begin(), "--rdzv-backend=c10d");
+    words.push_back("p");
+    return parse(words, variables);
+  };
+  CHECK_FALSE(parse({"--nnodes=2", "--master_addr=x", "p"}).elastic);
+  CHECK_FALSE(elastic({"--nnodes=1:1", "--rdzv_endpoint=h"}).elastic);
+  const Options fixed = elastic({"--nnodes=2", "--rdzv_endpoint=h", "--nproc_per_node=3"});
+  REQUIRE(fixed.elastic);
+  CHECK(fixed.elastic->least == 2);
+  CHECK(fixed.elastic->most == 2);
+  CHECK(fixed.elastic->host == "h");
+  CHECK(fixed.elastic->port == 29400);
+  CHECK_FALSE(fixed.elastic->is_host);
+  CHECK(fixed.elastic->join_timeout.count() == 600000);
+  CHECK(fixed.elastic->last_call_timeout.count() == 30000);
+  CHECK(fixed.elastic->close_timeout.count() == 30000);
+  CHECK(fixed.elastic->keep_alive_interval.count() == 5000);
+  CHECK(fixed.elastic->keep_alive_max_attempt == 3);
+  CHECK(fixed.elastic->read_timeout.count() == 60000);
+  const Options range =
+      elastic({"--nnodes=1:4", "--rdzv_endpoint=[::1]:77",
+               "--rdzv_conf=join_timeout=1,last_call_timeout=0,close_timeout=2.5,is_host=true,"
+               "keep_alive_interval=0.5,keep_alive_max_attempt=7,read_timeout=3,store_type=tcp"});
+  CHECK(range.elastic->least == 1);
+  CHECK(range.elastic->most == 4);
+  CHECK(range.elastic->endpoint() == "[::1]:77");
+  CHECK(range.elastic->is_host == true);
+  CHECK(range.elastic->join_timeout.count() == 1000);
+  CHECK(range.elastic->last_call_timeout.count() == 0);
+  CHECK(range.elastic->close_timeout.count() == 2500);
+  CHECK(range.elastic->keep_alive_interval.count() == 500);
+  CHECK(range.elastic->keep_alive_max_attempt == 7);
+  CHECK(range.elastic->read_timeout.count() == 3000);
+  // Clusters set these for every backend.
+  const Options cluster = elastic({"--nnodes=2", "--rdzv_endpoint=h:1"},
+                                  {{"PET_NODE_RANK", "1"}, {"PET_MASTER_ADDR", "x"}});
+  CHECK(cluster.node_rank == 0);
+  CHECK(cluster.master_addr.empty());
+
+  check_refused({"--rdzv_backend=c10d", "--nnodes=2", "p"}, {"--rdzv_endpoint"});
+  check_refused({"--rdzv_backend=c10d", "--nnodes=2", "--rdzv_endpoint=h:0", "p"},
+                {"--rdzv_endpoint", "not 0"});
+  for (const std::string text :
+       {"is_host=maybe", "keep_alive_interval=0", "keep_alive_max_attempt=0", "read_timeout=0",
+        "last_call_timeout=soon", "store_type=file", "keep_alive=3"}) {
+    check_refused(
+        {"--rdzv_backend=c10d", "--nnodes=2", "--rdzv_endpoint=h", "--rdzv_conf=" + text, "p"},
+        {"--rdzv_conf", text.substr(0, text.find('='))});
+  }
+}
+
 TEST_CASE("the rendezvous' settings are read, and unknown ones are named") {
   CHECK_FALSE(parse({"p"}).resolve_patience);
   CHECK(parse({"--rdzv-conf=timeout=900,last_call_timeout=3", "p"}).resolve_patience->count() ==
@@ -143,7 +195,7 @@ TEST_CASE("SLURM says what a launcher on each node needs") {
   CHECK(options.master_addr == "n07");
   CHECK(options.master_port == 15044);
   CHECK(options.run_id == "slurm-42.2");
-  CHECK(options.rank(0) == 8);
+  CHECK(options.placement().rank(0) == 8);
 
   const Options overridden = parse(
       {"--nnodes=3", "--node_rank=2", "--master_addr=x", "--master_port=9", "--rdzv_id=i", "p"},

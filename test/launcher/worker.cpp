@@ -40,10 +40,12 @@ int print_arguments(int argc, char** argv) {
 }
 
 int bound_port(int fd) {
-  sockaddr_in address{};
+  sockaddr_storage address{};
   socklen_t length = sizeof(address);
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
-  return address.sin_family == AF_INET ? ntohs(address.sin_port) : 0;
+  const bool internet = address.ss_family == AF_INET || address.ss_family == AF_INET6;
+  // The port lies at the same place in both families.
+  return internet ? ntohs(reinterpret_cast<sockaddr_in*>(&address)->sin_port) : 0;
 }
 
 int listening_socket(const std::string& way, sockaddr_in address) {

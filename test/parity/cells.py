@@ -61,12 +61,11 @@ MODES = {
 # LibTorch's mul_(number), which scales the momentum, rounds the number first, and Python's does not.
 MODEL_SETTINGS = {"sparse": {"weight_decay": "0"}, "mixed_dtypes": {"momentum": "0"}}
 
-# Jobs of Python's and C++ ranks.
-MIXED_MODELS = ("mlp", "convolutional", "lstm", "transformer", "tied")
+# Of the jobs of Python's and C++ ranks.
 MIXED_MODES = ("default", "accumulate", "tiny_buckets", "find_unused", "find_unused_some_ranks", "bucket_view",
-               "static_graph", "evaluate")
+               "static_graph", "evaluate", "fp16", "power_sgd")
 
-# Cells that prove nothing or cannot be run: the model and the modes (None: all of them), and the reason.
+# Cells that prove nothing or cannot be run: the model, the modes and the reason.
 SEVERAL_STEPS = ("power_sgd", "power_sgd_rank_4", "power_sgd_cold_start", "fp16_power_sgd", "quantized",
                  "quantized_channels")
 DOES_NOT_APPLY = (
@@ -115,8 +114,8 @@ class Cell(NamedTuple):
     @property
     def reason_against(self):
         """Why the cell is not run, or None."""
-        return next((reason for model, modes, reason in DOES_NOT_APPLY
-                     if model in (None, self.model) and (modes is None or self.mode in modes)), None)
+        return next((reason for model, modes, reason in DOES_NOT_APPLY if model == self.model and self.mode in modes),
+                    None)
 
     @property
     def micro_batches(self):

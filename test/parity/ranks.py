@@ -95,5 +95,6 @@ def run_ranks(kinds, body, folder, limit):
         text = [f"the job of the ranks {kinds} (P: Python's, C: ours):"]
         for rank, how in failures:
             with open(log_of[rank], encoding="utf-8", errors="replace") as log:
-                text.append(f"  rank {rank} ({kinds[rank]}) {how}; the end of its output:\n{log.read()[-3000:].rstrip()}")
+                end = log.read()[-3000:].rstrip()
+            text.append(f"  rank {rank} ({kinds[rank]}) {how}; the end of its output:\n{end}")
         raise RanksFailed("\n".join(text))

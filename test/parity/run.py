@@ -34,7 +34,7 @@ sys.dont_write_bytecode = True  # the source folder stays as it is
 
 import python_ranks
 import tensor_file
-from cells import MIXED_MODELS, MIXED_MODES, MODES, Cell, Plan
+from cells import MIXED_MODES, MODES, Cell, Plan
 from comparison import compare
 from models import MODELS
 from ranks import RanksFailed, run_ranks
@@ -167,7 +167,7 @@ def main():
     if options.cells:
         cells = [Cell(*name.split(".")) for name in options.cells]
     else:
-        cells = [Cell(model, mode) for model in options.models or (MIXED_MODELS if options.mixed else MODELS)
+        cells = [Cell(model, mode) for model in options.models or MODELS
                  for mode in options.modes or (MIXED_MODES if options.mixed else MODES)]
     left_out = [cell for cell in cells if cell.reason_against]
     cells = [cell for cell in cells if not cell.reason_against]
