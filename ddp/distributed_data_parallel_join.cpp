@@ -1,3 +1,4 @@
+#include <chrono>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,6 +12,11 @@
 // The wrapper's join; see Note [Uneven inputs].
 
 namespace ddp {
+namespace {
+
+constexpr std::chrono::milliseconds kReportPatience(2500);
+
+}  // namespace
 
 void DistributedDataParallelBase::join(const std::function<void()>& body,
                                        const JoinOptions& options) {
@@ -47,6 +53,8 @@ void DistributedDataParallelBase::join(const std::function<void()>& body,
       // The others would wait for this rank's word.
       channel->abort(who() + "the body of join ended with an exception: " +
                      detail::concise(std::current_exception()));
+      // Where this rank serves the store, it waits until they have read that.
+      channel->reports_of_others(kReportPatience);
     }
     throw;
   }
