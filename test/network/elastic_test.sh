@@ -163,6 +163,8 @@ case $name in
     said 2 "did not answer within 3 s" || die "node 2 does not say why"
     at 2 0
     at 2 1
+    said 0 "10.77.0.3 (pid .*) is dead" || die "node 0 does not say why"
+    said 0 "10.77.0.2 (pid .*) is dead" && die "a living node was taken for dead"
     touch "$folder/end"
     finish 0 0
     finish 1 0
