@@ -148,7 +148,7 @@ TEST_CASE("an empty holder is refused, and a rank that wraps no model is named")
   CHECK_THAT(results[0]["empty"], contains("DistributedDataParallel: the module is empty"));
   CHECK(results[0].error_type == "CommunicationError");
   CHECK_THAT(results[0].error,
-             contains("rank 1 has not wrapped its model in DistributedDataParallel within 3 s"));
+             contains("rank 1 has not wrapped its model in DistributedDataParallel within 3.0 s"));
 }
 
 TEST_CASE("any forward: a struct, a tuple, a Sequential's own result type, several arguments") {

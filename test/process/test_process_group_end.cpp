@@ -292,7 +292,7 @@ TEST_CASE("a rank that does not come to a decision is told from a store that is 
     ddp::destroy_process_group();
   });
   INFO(summary(results));
-  CHECK_THAT(results[0]["error"], contains("rank 0: rank 1 has not made its model within 2 s"));
+  CHECK_THAT(results[0]["error"], contains("rank 0: rank 1 has not made its model within 2.0 s"));
 }
 
 TEST_CASE("C04: a rank with fewer batches finishes; the others' collective ends and says so") {
