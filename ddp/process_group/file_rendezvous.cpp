@@ -92,7 +92,13 @@ void check_folder(const MeetingPlace& place) {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> meet_at_file(const MeetingPlace& place, std::uint64_t generation) {
+c10::intrusive_ptr<c10d::Store> meet_at_file(const MeetingPlace& at, std::uint64_t generation) {
+  auto place = at;
+  if (generation > 0) {
+    // The last rank to leave the group before deletes its file, which may be after a quick rank has
+    // come to this one.
+    place.path += fmt::format(".{}", generation);
+  }
   check_folder(place);
   try {
     auto store = c10::make_intrusive<c10d::FileStore>(place.path, place.world_size);

@@ -125,7 +125,8 @@ TEST_CASE("file://, twice in a row on one path, and the file goes with the last 
     }
   });
   check_sums(results, "6.000000");
-  CHECK_FALSE(std::filesystem::exists(folder.file()));
+  // Of either round.
+  CHECK(std::filesystem::is_empty(std::filesystem::path(folder.file()).parent_path()));
 }
 
 TEST_CASE("a stale file of an earlier run is named by each rank") {
