@@ -213,6 +213,7 @@ void job(const Rank& rank, std::optional<Fault> fault) {
       work.wait();
       optimizer.step();
     }
+    ddp::barrier();  // else all of the last collective may be sent when its fault comes
     rank.report("weights", bits_of_all((*model)->parameters()));
     inject.at(Place::kDestroy);
   } catch (const ddp::CommunicationError& error) {
