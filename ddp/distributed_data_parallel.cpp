@@ -19,6 +19,7 @@
 #include <ddp/nn/sync_batch_norm.h>
 #include <ddp/process_group/collective_failure.h>
 #include <ddp/process_group/group_registry.h>
+#include <ddp/reducer/reducer.h>
 #include <ddp/sparse_parameters.h>
 
 namespace ddp {

@@ -13,9 +13,12 @@
 #include <ddp/input_place.h>
 #include <ddp/join.h>
 #include <ddp/logging_data.h>
-#include <ddp/reducer/reducer.h>
+#include <ddp/reducer/comm_hook.h>
+#include <ddp/reducer/named_parameter.h>
 
 namespace ddp {
+
+class Reducer;
 
 /// What `no_sync()` returns: gradients stay local until it is destroyed. May be nested. It keeps
 /// the wrapper alive, and is destroyed on the thread that made it.

@@ -8,6 +8,7 @@
 #include <ddp/error_text.h>
 #include <ddp/process_group/collective_failure.h>
 #include <ddp/process_group/group_registry.h>
+#include <ddp/reducer/reducer.h>
 
 // The wrapper's join; see Note [Uneven inputs].
 
@@ -53,8 +54,7 @@ void DistributedDataParallelBase::join(const std::function<void()>& body,
       // The others would wait for this rank's word.
       channel->abort(who() + "the body of join ended with an exception: " +
                      detail::concise(std::current_exception()));
-      // Where this rank serves the store, it waits until they have read that.
-      channel->reports_of_others(kReportPatience);
+      channel->await_readers(kReportPatience);
     }
     throw;
   }

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <ddp/process_group/store_channel.h>
-#include <ddp/reducer/bucket.h>
+#include <ddp/reducer/named_parameter.h>
 
 namespace ddp::detail {
 

@@ -6,7 +6,7 @@
 
 #include <c10/core/Device.h>
 
-#include <ddp/reducer/bucket.h>
+#include <ddp/reducer/named_parameter.h>
 
 namespace ddp::detail {
 

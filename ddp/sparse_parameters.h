@@ -4,7 +4,7 @@
 
 #include <torch/nn/module.h>
 
-#include <ddp/reducer/bucket.h>
+#include <ddp/reducer/named_parameter.h>
 
 namespace ddp::detail {
 

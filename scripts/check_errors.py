@@ -39,7 +39,6 @@ NOT_READ = {
     "no test can bring it about: a rank that ends in one certain moment, or a network that is open for the store alone": [
         "a rank left while the ranks of the group", "could not connect to the other ranks over Gloo",
         "giving rank 0's parameters and buffers"],
-    "needs a Python rank": ["the group has ranks that are no C++ ranks", "of the group … not from this library"],
     "c10d's works throw instead": ["it was aborted", "a collective was aborted"],
     "moments that no test can choose: a kill between the last announcement and the end": [
         "giving the last rank's parameters and buffers to all ranks"],

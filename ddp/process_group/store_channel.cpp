@@ -281,6 +281,12 @@ void StoreChannel::abort(const std::string& report) {
   end_operations();
 }
 
+void StoreChannel::await_readers(milliseconds patience) {
+  if (serves_store_) {
+    reports_of_others(patience);
+  }
+}
+
 void StoreChannel::end_operations() {
   if (const auto group = group_.lock()) {
     try {

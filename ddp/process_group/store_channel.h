@@ -72,6 +72,7 @@ class StoreChannel final : public FailureChannel {
   bool all_failed(const std::string& scope, std::uint64_t pass, const std::string& report,
                   std::chrono::milliseconds patience) override;
   void abort(const std::string& report) override;
+  void await_readers(std::chrono::milliseconds patience) override;
   std::string reports_of_others(std::chrono::milliseconds patience) override;
   /// What this rank aborted the group with: its own failure, or a failed collective.
   std::string failure() const override;

@@ -37,8 +37,11 @@ bool is_alias(const at::Tensor& gradient, const at::Tensor& alias) {
 
 }  // namespace
 
-Bucket::Bucket(const std::vector<NamedParameter>& parameters, std::vector<std::size_t> indices)
-    : indices_(std::move(indices)), is_sparse_(parameters[indices_.front()].expects_sparse) {
+Bucket::Bucket(const std::vector<NamedParameter>& parameters, std::vector<std::size_t> indices,
+               const detail::MessageAllocator& allocator)
+    : indices_(std::move(indices)),
+      allocator_(&allocator),
+      is_sparse_(parameters[indices_.front()].expects_sparse) {
   std::int64_t numel = 0;
   for (const auto index : indices_) {
     const auto& parameter = parameters[index].tensor;
@@ -73,7 +76,7 @@ void Bucket::allocate() {
     message_ = empty_sparse();
     return;
   }
-  message_ = at::empty({message_numel_}, message_options_);
+  message_ = (*allocator_)(message_numel_, message_options_);
   for (auto& slot : slots_) {
     slot.alias = at::empty({0}, slot.options);
     slot.alias.set_(message_.storage(), slot.offset, slot.sizes, slot.strides);

@@ -2,20 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-namespace ddp {
+#include <ddp/reducer/message_memory.h>
+#include <ddp/reducer/named_parameter.h>
 
-/// A parameter that the reducer looks after, with its full name for messages.
-struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;
-  /// Its gradient is sparse (an embedding's): it gets a bucket of its own, and stays sparse.
-  bool expects_sparse = false;
-};
+namespace ddp {
 
 /// Gradients of one dtype and device in one flat tensor, which is all-reduced as a whole. Complex
 /// gradients are stored as pairs of reals. Or the one gradient of a parameter that expects a sparse
@@ -24,8 +18,9 @@ struct NamedParameter {
 /// See Note [Gradients as aliases]. Not thread-safe; the reducer serialises.
 class Bucket {
  public:
-  /// `indices` are positions in `parameters`, which outlives the bucket.
-  Bucket(const std::vector<NamedParameter>& parameters, std::vector<std::size_t> indices);
+  /// `indices` are positions in `parameters`; that and `allocator` outlive the bucket.
+  Bucket(const std::vector<NamedParameter>& parameters, std::vector<std::size_t> indices,
+         const detail::MessageAllocator& allocator);
 
   const std::vector<std::size_t>& indices() const { return indices_; }
   bool is_sparse() const { return is_sparse_; }
@@ -103,6 +98,7 @@ class Bucket {
   bool is_kept_elsewhere(const std::vector<NamedParameter>& parameters) const;
 
   std::vector<std::size_t> indices_;
+  const detail::MessageAllocator* allocator_;
   const bool is_sparse_;
   std::vector<Slot> slots_;
   at::TensorOptions message_options_;

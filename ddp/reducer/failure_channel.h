@@ -24,6 +24,11 @@ class FailureChannel {
   /// connections, so that their collectives end. Never throws.
   virtual void abort(const std::string& report) = 0;
 
+  /// To be called between `abort` and the error that may end this process: where what it has
+  /// published would be lost with it, waits up to `patience` until the others have read it. Never
+  /// throws.
+  virtual void await_readers(std::chrono::milliseconds patience) = 0;
+
   /// What is known of the other ranks after a collective failed: one line for each that has
   /// published why it left, and one that lists those that have not been heard of within `patience`.
   /// Empty where nothing is known. Never throws.

@@ -39,6 +39,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters,
       channel_(std::move(channel)),
       scope_(std::move(scope)),
       options_(options),
+      message_allocator_(detail::message_allocator(process_group_)),
       firings_(parameters_.size(), 0),
       ready_(parameters_.size(), 0),
       used_(parameters_.size(), 0) {

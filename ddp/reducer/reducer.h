@@ -188,6 +188,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::function<int()> before_pass_;
   std::function<void()> after_backward_;
 
+  const detail::MessageAllocator message_allocator_;
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> bucket_of_;    // by parameter
   std::vector<std::size_t> position_of_;  // in its bucket, by parameter

@@ -102,6 +102,7 @@ bool Reducer::fail_pass(const std::string& report) noexcept {
         report;
     if (channel_) {
       channel_->abort(report);
+      channel_->await_readers(kReportPatience);
     } else {
       try {
         process_group_->abort();

@@ -48,7 +48,7 @@ void Reducer::set_buckets(BucketAssignment assignment) {
       bucket_of_[indices[position]] = buckets_.size();
       position_of_[indices[position]] = position;
     }
-    buckets_.emplace_back(parameters_, std::move(indices));
+    buckets_.emplace_back(parameters_, std::move(indices), message_allocator_);
   }
   in_flight_.assign(buckets_.size(), {});
 }

@@ -1,13 +1,12 @@
-"""Times one training step of ddp beside that of its peers: 12 layers of 1024 x 1024, batch 32, 2 ranks,
-Gloo, one thread a rank.
+"""Times training steps of ddp beside those of its peers, and prints tables of times and ratios.
 
-usage: bench.py [--quick] [--json FILE] [--program BENCH_STEP] [--python PYTHON]
+usage: bench.py [--quick] [--parts P,...] [--workloads W,...] [--json FILE] [--bin FOLDER] [--python PYTHON]
 
-All peers' processes live through the whole run and wait for their turn, so that only one peer works at a
-time: A B C ..., A B C ... A turn is some steps; its figure is that of the slower rank, and a peer's the
+All peers' processes of a workload live through its run and wait for their turn, so that only one peer works at
+a time: A B C ..., A B C ... A turn is some steps; its figure is that of the slower rank, and a peer's the
 median of its turns. Machines are shared and noisy: the ratios are the result, each the median of the ratios
 of turns of the same round. Processor time and page faults, per step and rank, say where the time goes, and
-are less easily disturbed.
+are less easily disturbed. One thread a rank.
 
 Writes {"machine": ..., "measures": [{"name", "value", "unit", "target", "met"}]}.
 """
@@ -27,34 +26,55 @@ import sys
 import tempfile
 import time
 
+import other_measures
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-RANKS = 2
 PR_SET_PDEATHSIG = 1
 
 # name -> what it is
 PEERS = {
-    "ours": "ours",
-    "ours_bucket_view": "ours, bucket view",
-    "python": "Python's DDP",
-    "python_bucket_view": "Python's DDP, bucket view",
-    "bare": "bare x2 (unconnected)",
-    "hand_written": "hand-written, wait for each",
-    "hand_written_async": "hand-written, issue all",
+    "ours_default": "ours, default backend, bucket view",
+    "ours": "ours over Gloo",
+    "ours_bucket_view": "ours over Gloo, bucket view",
+    "python": "Python's DDP (Gloo)",
+    "python_bucket_view": "Python's DDP (Gloo), bucket view",
+    "bare": "bare, unconnected",
+    "c10d_reducer": "c10d::Reducer from C++ (Gloo)",
+    "hand_written": "hand-written loop, wait for each",
+    "hand_written_async": "hand-written loop, issue all",
 }
-# measure -> (peer, over, at least)
+ALL = tuple(PEERS)
+SOME = ("ours_default", "ours_bucket_view", "python", "python_bucket_view", "bare")
+# name -> (what it is, peers, steps in a turn, MB of gradients)
+WORKLOADS = {
+    "mlp": ("12 layers of 1024 x 1024, batch 32", ALL, 5, 4 * 12 * (1024 * 1024 + 1024) / 1e6),
+    "deep": ("400 layers of 32 x 32, batch 8", ALL, 5, 4 * 400 * (32 * 32 + 32) / 1e6),
+    "transformer": ("4 encoder layers of width 512, 12.6 M parameters", SOME, 2, 4 * 4 * 3152384 / 1e6),
+    "resnet50": ("ResNet-50's parameter shapes, 4 images of 32 x 32", SOME, 1, 4 * 25557032 / 1e6),
+    "embedding": ("embedding 100,000 x 64 with sparse gradient, linear", SOME, 20, None),
+}
+# measure -> (workload, peer, over, bound); a bound above 1 of a peer over ours is "at least", of ours over bare "at most"
 RATIOS = {
-    "step over Gloo: Python's DDP / ours, default options": ("python", "ours", 1.0),
-    "step over Gloo: Python's DDP / ours, best options of both": ("python_bucket_view", "ours_bucket_view", 1.0),
-    "step over Gloo: hand-written loop / ours": ("hand_written", "ours", 1.2),
+    "MLP, default backends: Python's DDP default / ours": ("mlp", "python", "ours_default", 1.8),
+    "MLP, default backends: Python's DDP best options / ours": ("mlp", "python_bucket_view", "ours_default", 1.4),
+    "MLP, both over Gloo, default options: Python's DDP / ours": ("mlp", "python", "ours", 1.05),
+    "MLP, both over Gloo, best options: Python's DDP / ours": ("mlp", "python_bucket_view", "ours_bucket_view", 1.05),
+    "MLP, over Gloo: hand-written loop / ours": ("mlp", "hand_written", "ours", 1.2),
+    "deep, over Gloo: hand-written loop / ours": ("deep", "hand_written", "ours", 5.0),
+    "MLP, default backend: ours / bare x2": ("mlp", "ours_default", "bare", 1.35),
+    "deep, default backend: ours / bare x2": ("deep", "ours_default", "bare", 1.25),
+    "transformer, default backends: Python's DDP / ours": ("transformer", "python_bucket_view", "ours_default", 1.4),
+    "ResNet-50 shapes, default backends: Python's DDP / ours": ("resnet50", "python_bucket_view", "ours_default", 1.4),
 }
 
 
 class Peer:
     """The processes of one peer, one a rank."""
 
-    def __init__(self, name, command, folder, limit):
+    def __init__(self, name, command, ranks, folder, limit):
         self.name = name
+        self.ranks = ranks
         self.limit = limit
         self.processes = []
         self.logs = []
@@ -63,20 +83,20 @@ class Peer:
         self._reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.bind(("127.0.0.1", 0))
-        for rank in range(RANKS):
+        for rank in range(ranks):
             environment = dict(
-                os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS),
+                os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
                 MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self._reserved.getsockname()[1]), OMP_NUM_THREADS="1",
                 GLOO_SOCKET_IFNAME="lo")
             log = open(f"{folder}/{name}.{rank}.log", "w+", encoding="utf-8", errors="replace")
             self.logs.append(log)
             self.processes.append(subprocess.Popen(
-                command + [name], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 bufsize=0, preexec_fn=lambda: self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)))
 
     def answers(self):
         """A line of each rank, within the limit."""
-        lines = [b""] * RANKS
+        lines = [b""] * self.ranks
         deadline = time.monotonic() + self.limit
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self.processes):
@@ -108,6 +128,14 @@ class Peer:
             faults += int(fields[7])
             seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return seconds, faults
+
+    def peak_memory(self):
+        """MB, of the rank that needs most."""
+        peaks = []
+        for process in self.processes:
+            with open(f"/proc/{process.pid}/status", encoding="ascii", errors="replace") as file:
+                peaks += [int(line.split()[1]) for line in file if line.startswith("VmHWM:")]
+        return max(peaks) / 1e3
 
     def fail(self, what):
         text = f"bench: {self.name}: {what}"
@@ -143,85 +171,149 @@ def machine():
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer steps: under a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer steps: under two minutes")
     parser.add_argument("--turns", type=int, help="of each peer (default: 15; quick: 7)")
-    parser.add_argument("--steps", type=int, help="in a turn (default: 5; quick: 3)")
-    parser.add_argument("--peers", default=",".join(PEERS), help="which, and in which order")
+    parser.add_argument("--steps", type=int, help="in a turn (default: by workload; quick: half of it)")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--parts", default=",".join(PARTS), help="which, and in which order")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which, and in which order")
+    parser.add_argument("--peers", help="which, and in which order (default: by workload)")
     parser.add_argument("--json", help="where to write the measures")
-    parser.add_argument("--program", default=f"{ROOT}/build/release/bin/bench_step", help="the C++ peers")
+    parser.add_argument("--bin", default=f"{ROOT}/build/release/bin", help="where the C++ programs are")
     parser.add_argument("--python", default=f"{ROOT}/.deps/venv/bin/python", help="has the torch of Python's peers")
     options = parser.parse_args()
     options.turns = options.turns or (7 if options.quick else 15)
-    options.steps = options.steps or (3 if options.quick else 5)
-    options.peers = options.peers.split(",")
-    if unknown := [name for name in options.peers if name not in PEERS]:
-        parser.error(f"no peer {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    options.parts = options.parts.split(",")
+    options.workloads = options.workloads.split(",")
+    options.peers = options.peers and options.peers.split(",")
+    for kind, names, known in ("part", options.parts, PARTS), ("workload", options.workloads, WORKLOADS), ("peer", options.peers or [], PEERS):
+        if unknown := [name for name in names if name not in known]:
+            parser.error(f"no {kind} {', '.join(unknown)}; there are {', '.join(known)}")
     return options
 
 
-def measure(options):
-    """By peer: the seconds of a step in each turn; processor seconds and page faults per step and rank."""
-    times = {name: [] for name in options.peers}
-    usage = {}
+class Result:
+    """By peer: the seconds of a step in each turn; processor seconds and page faults per step and rank; peak MB."""
+
+    def __init__(self):
+        self.times, self.usage, self.memory = {}, {}, {}
+
+    def ratio(self, peer, over, less=None):
+        """The median of peer / over by rounds, both less the time of a third one."""
+        base = self.times[less] if less else [0] * len(self.times[peer])
+        return statistics.median((a - c) / (b - c) for a, b, c in zip(self.times[peer], self.times[over], base))
+
+
+def measure(options, workload):
+    _, names, steps, _ = WORKLOADS[workload]
+    names = options.peers or names
+    steps = options.steps or (max(1, steps // 2) if options.quick else steps)
+    result = Result()
     with tempfile.TemporaryDirectory(prefix="ddp-bench-") as folder, contextlib.ExitStack() as stack:
         peers = []
-        for name in options.peers:
+        for name in names:
             is_python = name.startswith("python")
-            command = [options.python, f"{HERE}/bench_step.py"] if is_python else [options.program]
-            peer = Peer(name, command, folder, limit=120)
+            command = [options.python, f"{HERE}/bench_step.py"] if is_python else [f"{options.bin}/bench_step"]
+            peer = Peer(name, command + [name, workload], options.ranks, folder, limit=120)
             stack.callback(peer.close)
             peer.answers()  # one after the other: their start would only disturb each other
             peers.append(peer)
         for peer in peers:
             peer.turn(3)  # the layout of the buckets is final from the second step on
         before = {peer.name: peer.usage() for peer in peers}
+        result.times = {peer.name: [] for peer in peers}
         for _ in range(options.turns):
             for peer in peers:
-                times[peer.name].append(peer.turn(options.steps))
+                result.times[peer.name].append(peer.turn(steps))
         for peer in peers:
-            count = options.turns * options.steps * RANKS
-            usage[peer.name] = [(now - then) / count for now, then in zip(peer.usage(), before[peer.name])]
-    return times, usage
+            count = options.turns * steps * options.ranks
+            result.usage[peer.name] = [(now - then) / count for now, then in zip(peer.usage(), before[peer.name])]
+            result.memory[peer.name] = peer.peak_memory()
+    return result
 
 
-def ratio(times, peer, over):
-    return statistics.median(a / b for a, b in zip(times[peer], times[over]))
+def print_table(options, workload, result):
+    print(f"\n{workload}: {WORKLOADS[workload][0]}; {options.ranks} ranks")
+    references = [name for name in ("bare", "ours_default", "ours_bucket_view") if name in result.times]
+    print(f"{'a step':36} {'median ms':>9} {'min':>7} {'max':>7} {'CPU ms':>7} {'faults':>7} {'peak MB':>8}"
+          + "".join(f" {'/ ' + name.replace('_', ' '):>18}" for name in references))
+    for name, values in result.times.items():
+        seconds, faults = result.usage[name]
+        print(f"{PEERS[name]:36} {statistics.median(values) * 1e3:9.2f} {min(values) * 1e3:7.2f} "
+              f"{max(values) * 1e3:7.2f} {seconds * 1e3:7.1f} {faults:7.0f} {result.memory[name]:8.0f}"
+              + "".join(f" {result.ratio(name, reference):18.2f}" for reference in references))
+
+
+class Measures:
+    def __init__(self):
+        self.rows = []
+
+    def add(self, name, value, unit, bound=None, at_most=False):
+        met = None if bound is None else (value <= bound if at_most else value >= bound)
+        target = None if bound is None else f"{'<=' if at_most else '>='} {bound}"
+        self.rows.append({"name": name, "value": round(value, 4), "unit": unit, "target": target, "met": met})
+
+    def print(self):
+        print()
+        for row in self.rows:
+            if row["target"]:
+                print(f"{row['name']}: {row['value']:.3f} {row['unit']} (target {row['target']}: "
+                      f"{'met' if row['met'] else 'missed'})")
+
+
+def add_measures(measures, workload, result):
+    for name, values in result.times.items():
+        what = f"{workload}: {PEERS[name]}"
+        seconds, faults = result.usage[name]
+        measures.add(f"step, {what}", statistics.median(values) * 1e3, "ms")
+        measures.add(f"processor time of a step, {what}", seconds * 1e3, "ms")
+        measures.add(f"page faults of a step, {what}", faults, "pages")
+        measures.add(f"peak memory, {what}", result.memory[name], "MB")
+    for name, (of, peer, over, bound) in RATIOS.items():
+        if of == workload and peer in result.times and over in result.times:
+            measures.add(name, result.ratio(peer, over), "ratio", bound, at_most=over == "bare")
+    if workload == "deep" and {"ours_bucket_view", "c10d_reducer", "bare"} <= set(result.times):
+        measures.add("deep, over Gloo: (ours - bare) / (c10d::Reducer - bare)",
+                     result.ratio("ours_bucket_view", "c10d_reducer", less="bare"), "ratio", 0.7, at_most=True)
+        hooks = 800
+        measures.add("deep: cost of a hook, ours - bare",
+                     statistics.median(a - b for a, b in zip(result.times["ours_bucket_view"], result.times["bare"]))
+                     / hooks * 1e6, "us")
+    gradients = WORKLOADS[workload][3]
+    if gradients and {"ours_bucket_view", "bare"} <= set(result.memory):
+        measures.add(f"{workload}: peak memory over bare / gradients, over Gloo",
+                     (result.memory["ours_bucket_view"] - result.memory["bare"]) / gradients, "ratio", 1.05,
+                     at_most=True)
+
+
+def steps(options, measures):
+    for workload in options.workloads:
+        result = measure(options, workload)
+        print_table(options, workload, result)
+        add_measures(measures, workload, result)
+        sys.stdout.flush()
+
+
+PARTS = {"steps": steps, "all_reduce": other_measures.all_reduce, "growth": other_measures.growth,
+         "start": other_measures.start}
 
 
 def main():
     options = parse_arguments()
-    for path in (options.program, options.python):
+    for path in (f"{options.bin}/bench_step", options.python):
         if not os.access(path, os.X_OK):
-            raise SystemExit(f"bench: there is no {path}; build it, or name another with --program or --python")
+            raise SystemExit(f"bench: there is no {path}; build it, or name another place with --bin or --python")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     where = machine()
-    times, usage = measure(options)
-
-    print(f"{where['cpu']}, {where['cores']} cores, load {where['load']} before; {options.turns} turns of "
-          f"{options.steps} steps each")
-    references = [name for name in ("bare", "ours", "ours_bucket_view") if name in times]
-    print(f"{'a step, 2 ranks over Gloo':28} {'median ms':>9} {'min':>6} {'max':>6} {'CPU ms':>7} {'faults':>7}"
-          + "".join(f" {'/ ' + name.replace('_', ' '):>18}" for name in references))
-    measures = []
-    for name, values in times.items():
-        median = statistics.median(values)
-        seconds, faults = usage[name]
-        print(f"{PEERS[name]:28} {median * 1e3:9.1f} {min(values) * 1e3:6.1f} {max(values) * 1e3:6.1f} "
-              f"{seconds * 1e3:7.1f} {faults:7.0f}"
-              + "".join(f" {ratio(times, name, reference):18.2f}" for reference in references))
-        for what, value, unit in (("step", median * 1e3, "ms"), ("processor time of a step", seconds * 1e3, "ms"),
-                                  ("page faults of a step", faults, "pages")):
-            measures.append({"name": f"{what} over Gloo: {PEERS[name]}", "value": round(value, 3), "unit": unit,
-                             "target": None, "met": None})
-    for name, (peer, over, bound) in RATIOS.items():
-        if peer in times and over in times:
-            value = ratio(times, peer, over)
-            measures.append({"name": name, "value": round(value, 3), "unit": "ratio", "target": f">= {bound}",
-                             "met": value >= bound})
-            print(f"{name}: {value:.2f} (target >= {bound}: {'met' if value >= bound else 'missed'})")
+    print(f"{where['cpu']}, {where['cores']} cores, load {where['load']} before; {options.turns} turns of each peer")
+    measures = Measures()
+    for part in options.parts:
+        PARTS[part](options, measures)
+        sys.stdout.flush()
+    measures.print()
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"machine": where, "measures": measures}, file, indent=2)
+            json.dump({"machine": where, "measures": measures.rows}, file, indent=2)
             file.write("\n")
 
 

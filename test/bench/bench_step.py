@@ -1,6 +1,6 @@
 """One rank of Python's DistributedDataParallel for the benchmark; bench_step.cpp says how it is spoken to.
 
-usage: bench_step.py PEER    with RANK, WORLD_SIZE, ... as a launcher sets them
+usage: bench_step.py PEER WORKLOAD [STEPS]    with RANK, WORLD_SIZE, ... as a launcher sets them
 """
 
 import datetime
@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-LAYERS, WIDTH, BATCH, LEARNING_RATE = 12, 1024, 32, 0.01
+from workloads import make_workload
+
+LEARNING_RATE = 1e-3
 OPTIONS = {"python": {}, "python_bucket_view": {"gradient_as_bucket_view": True}}
 
 
@@ -21,14 +23,17 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    model = DistributedDataParallel(nn.Sequential(*layers), **options)
+    model, x, target = make_workload(sys.argv[2])
+    model = DistributedDataParallel(model, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    x, target = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
 
-    print("ready", flush=True)
-    for line in sys.stdin:
-        steps = int(line)
+    if len(sys.argv) > 3:
+        turns = sys.argv[3:]
+    else:
+        print("ready", flush=True)
+        turns = sys.stdin
+    for turn in turns:
+        steps = int(turn)
         start = time.perf_counter()
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)

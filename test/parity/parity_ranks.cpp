@@ -22,6 +22,7 @@
 #include <torch/optim.h>
 
 #include <ddp/ddp.h>
+#include <ddp/reducer/reducer.h>
 
 namespace ddp::parity {
 namespace {

@@ -1,4 +1,5 @@
 #include <csignal>
+#include <cstdlib>
 #include <test/process/models.h>
 #include <test/support/catch2.h>
 #include <thread>
@@ -50,6 +51,26 @@ TEST_CASE(
     CHECK_THAT(results[rank].error,
                contains("rank 1") && contains("an exception ended its backward pass"));
     CHECK(results[rank].seconds < 8);
+  }
+}
+
+TEST_CASE("rank 0 alone fails a pass and is gone at once: the others have read why all the same") {
+  const auto results = run_ranks(3, [](const Rank& rank) {
+    start(std::chrono::seconds(60));
+    Two net;
+    ddp::DistributedDataParallel model(net);
+    model(scalar_input(rank), true, true).sum().backward();
+    try {
+      model(scalar_input(rank), true, rank.rank() != 0).sum().backward();
+    } catch (const ddp::UsageError&) {
+      std::_Exit(rank.rank() == 0 ? 3 : 4);  // and with it the store
+    }
+  });
+  INFO(summary(results));
+  CHECK(results[0].status == 3);
+  for (const int rank : {1, 2}) {
+    CHECK(results[rank].error_type == "CommunicationError");
+    CHECK_THAT(results[rank].error, contains("rank 0 left:") && contains("b.weight"));
   }
 }
 

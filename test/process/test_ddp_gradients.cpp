@@ -4,6 +4,8 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include <ddp/reducer/reducer.h>
+
 // DistributedDataParallel on forked ranks over Gloo: the values of gradients, and when they come.
 
 using ddp::test::bits;

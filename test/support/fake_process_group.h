@@ -116,6 +116,7 @@ class FakeChannel : public FailureChannel {
     aborted = true;
     reports.push_back(report);
   }
+  void await_readers(std::chrono::milliseconds /*patience*/) override {}
   std::string reports_of_others(std::chrono::milliseconds /*patience*/) override {
     return "\n  rank 1 left: bored";
   }
