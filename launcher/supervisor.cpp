@@ -13,9 +13,11 @@
 #include <fmt/format.h>
 
 #include <launcher/descendants.h>
+#include <launcher/environment.h>
 #include <launcher/error.h>
 #include <launcher/program.h>
 #include <launcher/report.h>
+#include <launcher/root_cause.h>
 #include <launcher/standard_fds.h>
 #include <launcher/supervisor.h>
 
@@ -377,8 +379,15 @@ bool Supervisor::may_restart() const {
 }
 
 void Supervisor::collect_errors() {
-  for (const size_t index : workers_->failures())
-    workers_->workers()[index].error_text = error_files_.text_of(index);
+  if (workers_->failures().empty()) return;
+  std::vector<Worker>& workers = workers_->workers();
+  for (size_t index = 0; index < workers.size(); ++index) {
+    if (!workers[index].failed()) continue;
+    const std::string content = error_files_.content_of(index);
+    workers[index].error_text = error_text(content);
+    workers[index].error_time = error_time(content);
+  }
+  workers_->order_failures();
 }
 
 std::string Supervisor::host() const {
@@ -398,9 +407,18 @@ int Supervisor::report() {
   if (!workers_->failures().empty()) {
     output_.say(
         failure_report(workers, workers_->failures(), host(), job_.options.command.front()));
-    return workers[workers_->failures().front()].status();
+    tell_outer_launcher();
+    return failure_status(workers, workers_->failures());
   }
   return stopped_report();
+}
+
+void Supervisor::tell_outer_launcher() const {
+  const char* path = ::getenv(kErrorFileVariable);
+  if (path == nullptr || *path == '\0') return;
+  const size_t root_cause = workers_->failures().front();
+  write_error_file(path, outer_error(workers_->workers()[root_cause],
+                                     error_files_.content_of(root_cause), host()));
 }
 
 std::string Supervisor::timeout_text() const {

@@ -11,6 +11,7 @@
 #include <launcher/master.h>
 #include <launcher/program.h>
 #include <launcher/report.h>
+#include <launcher/root_cause.h>
 #include <launcher/supervisor.h>
 
 namespace ddp::launcher {
@@ -114,8 +115,9 @@ int Supervisor::failed_report() {
   if (workers_->exec_error() != 0 || told_to_end_ || timed_out_ || !agent_->end()) return report();
   const bool lost = agent_->end()->lost;
   const int status =
-      lost ? workers_->workers()[workers_->failures().front()].status() : agent_->end()->status;
+      lost ? failure_status(workers_->workers(), workers_->failures()) : agent_->end()->status;
   say_failure(fmt::format("{}\nexit status: {}", verdict(), status));
+  tell_outer_launcher();
   return status;
 }
 

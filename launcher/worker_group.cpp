@@ -15,6 +15,7 @@
 
 #include <launcher/environment.h>
 #include <launcher/error.h>
+#include <launcher/root_cause.h>
 #include <launcher/worker_group.h>
 
 namespace ddp::launcher {
@@ -143,8 +144,12 @@ void WorkerGroup::ended(Worker& worker, int wait_status) {
 }
 
 void WorkerGroup::expect_ends() {
-  ends_expected_ = true;
+  if (!ends_expected_) ends_expected_ = std::chrono::system_clock::now();
   for (Worker& worker : workers_) worker.stopped |= worker.running();
+}
+
+void WorkerGroup::order_failures() {
+  if (ends_expected_) launcher::order_failures(workers_, failures_, *ends_expected_);
 }
 
 void WorkerGroup::signal_groups(int signal) const {
