@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -106,7 +107,12 @@ void Supervisor::start_workers() {
   output_.begin_attempt(attempt_);
   workers_.emplace(job_, signals_, loop_, limit_);
   error_files_ = make_error_files();
-  workers_->start(job_.master, restarts_, output_, error_files_);
+  // Starting thousands takes time, in which the user may think better of it.
+  workers_->start(job_.master, restarts_, output_, error_files_, [this] {
+    pollfd control{control_fd_, POLLIN, 0};
+    while (!front_died_ && ::poll(&control, 1, 0) > 0) handle_control();
+    return phase_ == Phase::kRunning && !front_died_;
+  });
   release_standard_input();
 }
 

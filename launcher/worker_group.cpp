@@ -45,8 +45,8 @@ WorkerGroup::WorkerGroup(const Job& job, const SignalTakeover& signals, EventLoo
       limit_(limit),
       exec_errors_(static_cast<size_t>(job.options.nproc_per_node)) {}
 
-void WorkerGroup::start(const Master& master, int attempt, Output& output,
-                        const ErrorFiles& errors) {
+void WorkerGroup::start(const Master& master, int attempt, Output& output, const ErrorFiles& errors,
+                        const std::function<bool()>& go_on) {
   const Options& options = job_.options;
   WorkerEnvironment environment(environ, job_, master, attempt);
   const UniqueFd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -115,6 +115,7 @@ void WorkerGroup::start(const Master& master, int attempt, Output& output,
     pidfds_.push_back(std::move(pidfd));
     workers_.push_back(std::move(worker));
     ++running_;
+    if (!go_on()) return;
   }
 }
 

@@ -25,8 +25,10 @@ class WorkerGroup {
   WorkerGroup(const Job& job, const SignalTakeover& signals, EventLoop& loop,
               const FileLimit& limit);
 
-  /// Starts them all. Throws Error where one cannot be started; the others are then running.
-  void start(const Master& master, int attempt, Output& output, const ErrorFiles& errors);
+  /// Starts them all, or as many as have been when `go_on`, asked after each, gives false. Throws
+  /// Error where one cannot be started; the others are then running.
+  void start(const Master& master, int attempt, Output& output, const ErrorFiles& errors,
+             const std::function<bool()>& go_on);
 
   /// The loop says that this worker has ended.
   void handle_end(size_t index);
