@@ -171,13 +171,12 @@ void read_program(Options& options, const OptionValues& values, std::string_view
   options.role = values.text("role", options.role);
   options.virtual_local_rank = values.flag("virtual_local_rank");
   if (const auto* numa = values.find("numa_binding")) {
-    if (numa->text != "node") {
+    options.numa_binding = numa_binding(numa->text);
+    if (options.numa_binding == NumaBinding::kNone) {
       usage_error(
-          fmt::format("{} must be 'node', not '{}': the other modes of torchrun (socket, "
-                      "exclusive, core-complex) are not available",
+          fmt::format("{} must be 'node', 'socket', 'exclusive' or 'core-complex', not '{}'",
                       numa->source, numa->text));
     }
-    options.bind_to_numa_nodes = true;
   }
 }
 

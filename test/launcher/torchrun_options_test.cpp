@@ -317,9 +317,11 @@ TEST_CASE("what the program is") {
   CHECK(parse({"--role=trainer", "p"}).role == "trainer");
   CHECK(parse({"--local-addr=h", "p"}).local_addr == "h");
   CHECK(parse({"--virtual-local-rank", "p"}).virtual_local_rank);
-  CHECK(parse({"--numa-binding=node", "p"}).bind_to_numa_nodes);
+  CHECK(parse({"p"}).numa_binding == NumaBinding::kNone);
+  CHECK(parse({"--numa-binding=node", "p"}).numa_binding == NumaBinding::kNode);
+  CHECK(parse({"--numa-binding=core-complex", "p"}).numa_binding == NumaBinding::kCoreComplex);
   CHECK(parse({"--dry-run", "p"}).dry_run);
-  check_refused({"--numa-binding=socket", "p"}, {"--numa_binding", "'socket'", "not available"});
+  check_refused({"--numa-binding=core", "p"}, {"--numa_binding", "'core'", "'exclusive'"});
   check_refused({"--no-python", "-m", "p"}, {"--no_python", "--module"});
   check_refused({"--no-python", "--run-path", "p"}, {"--run_path"});
 }
