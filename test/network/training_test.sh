@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# What listens on each node while a job trains, by `ss -ltnp`: on one node nothing that another machine can reach;
-# with several the store's port, that of the rendezvous, and the backend's own, and nothing else.
+# Jobs that really train. What listens on each node meanwhile, by `ss -ltnp`: on one node nothing that another machine
+# can reach; with several the store's port, that of the rendezvous, and the backend's own, and nothing else. And what
+# becomes of them without a network.
 #
-#   listeners_test.sh NAME LAUNCH WORKER PROGRAM      (PROGRAM: test/launched's)
+#   training_test.sh NAME LAUNCH WORKER PROGRAM      (PROGRAM: test/launched's)
 . "$(dirname "$0")/nodes.sh"
 export PROGRAM=$4 LAUNCHED_TIMEOUT=60
 
@@ -24,6 +25,14 @@ expect_one() {  # NODE EXPRESSION OWNER
   count=$(awk -v wanted="^($2)\$" '$4 ~ wanted' "$folder/listeners$1" | grep -c "\"$3\"") || true
   [ "$count" = 1 ] || die "$count sockets of $3 at $2: $(cat "$folder/listeners$1")"
 }
+said() { grep -q -- "$2" "$folder/node$1" || die "node $1 does not say: $2"; }
+nothing_left() {
+  local node
+  for node in "$@"; do await "nothing is left on node $node" eval "[ -z \"\$(ip netns pids node$node)\" ]"; done
+}
+static() {  # NODE
+  start "$1" --nnodes=2 --node_rank="$1" --master_addr=10.77.0.1 --master_port=4321 --use_env sh -c "$train"
+}
 end() {
   touch "$folder/end"
   local node
@@ -44,9 +53,7 @@ case $name in
   listeners_two_nodes)
     make_nodes 2
     export GLOO_SOCKET_IFNAME=eth0
-    for node in 0 1; do
-      start $node --nnodes=2 --node_rank=$node --master_addr=10.77.0.1 --master_port=4321 --use_env sh -c "$train"
-    done
+    for node in 0 1; do static $node; done
     trained 2
     expect_only 0 '[^ ]*:4321|10\.77\.0\.1:[0-9]+'
     expect_one 0 '[^ ]*:4321' launched
@@ -66,6 +73,31 @@ case $name in
     expect_one 0 "[^ ]*:$port" launched
     expect_only 1 '10\.77\.0\.2:[0-9]+'
     end 0 1
+    ;;
+  training_link_cut)
+    # Each side gives up after the timeout, says whom it lost, and leaves nothing.
+    make_nodes 2
+    export GLOO_SOCKET_IFNAME=eth0 LAUNCHED_TIMEOUT=10
+    for node in 0 1; do static $node; done
+    trained 2
+    ip link set port1 down
+    for node in 0 1; do
+      finish $node 1
+      said $node "root cause:"
+      said $node "ddp::CommunicationError: rank $node of 2: .* failed"
+    done
+    nothing_left 0 1
+    ;;
+  training_interface_down)
+    # From the start: node 1 cannot reach node 0, and node 0 waits in vain.
+    make_nodes 2
+    export GLOO_SOCKET_IFNAME=eth0 LAUNCHED_TIMEOUT=3
+    ip -n node1 link set eth0 down
+    for node in 0 1; do static $node; done
+    for node in 0 1; do finish $node 1; done
+    said 0 "rank 1 of 2 did not come to the store at 10.77.0.1"
+    said 1 "this machine has no route to the master 10.77.0.1"
+    nothing_left 0 1
     ;;
   *) die "no such test" ;;
 esac
