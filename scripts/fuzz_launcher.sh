@@ -38,8 +38,10 @@ $build/bin/launcher_fuzz -max_total_time="$seconds" "${limits[@]}" -dict=$build/
 if [ "${2:-}" = --update ]; then
   rm -rf $build/minimised
   mkdir $build/minimised
-  # By the code that is reached alone, not by how often: a corpus to keep is small.
-  $build/bin/launcher_fuzz -merge=1 -use_counters=0 "${limits[@]}" $build/minimised $corpus $build/corpus
-  cp -n $build/minimised/* $corpus/ 2> /dev/null || true
+  # By the code that is reached alone, not by how often, and as few files as reach it: a corpus to keep is small. Those
+  # with names are written by hand, and stay.
+  $build/bin/launcher_fuzz -set_cover_merge=1 -use_counters=0 "${limits[@]}" $build/minimised $corpus $build/corpus
+  find $corpus -regextype posix-extended -regex '.*/[0-9a-f]{40}' -delete
+  cp $build/minimised/* $corpus/
 fi
 echo "fuzz_launcher: $seconds s without a crash; $(ls $corpus | wc -l) files in the corpus"
