@@ -33,7 +33,7 @@ constexpr std::array kOptions = {
                "Show each worker one GPU alone (CUDA_VISIBLE_DEVICES), with LOCAL_RANK=0"},
     OptionSpec{"nnodes", 0, "N", kNodes,
                "Number of nodes of the job, or with --rdzv_backend=c10d MIN:MAX of them, which may "
-               "come and go while it runs (default: 1)"},
+               "come and go while it runs (default: the batch system's, else 1)"},
     OptionSpec{"node_rank", 0, "N", kNodes, "Which of them this one is, from 0 (default: 0)"},
     OptionSpec{"master_addr", 0, "HOST", kNodes,
                "Address of node 0; needed with several nodes (default on one node: 127.0.0.1)"},

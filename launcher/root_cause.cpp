@@ -56,21 +56,4 @@ int failure_status(const std::vector<Worker>& workers, const std::vector<size_t>
   return workers.at(own != failures.end() ? *own : failures.at(0)).status();
 }
 
-std::string outer_error(const Worker& root_cause, const std::string& content,
-                        const std::string& host) {
-  if (const auto strings = read_json_strings(content);
-      strings && (strings->contains("message") || strings->contains("message.message"))) {
-    return content;
-  }
-  const auto seconds =
-      std::chrono::floor<std::chrono::seconds>(root_cause.ended.time_since_epoch());
-  std::string text =
-      fmt::format("rank {} (local rank {}, pid {}, host {}) {}", root_cause.rank,
-                  root_cause.local_rank, root_cause.pid, host, describe_end(root_cause));
-  if (!root_cause.error_text.empty()) text += "\n" + root_cause.error_text;
-  return fmt::format(
-      "{{\"message\": {{\"message\": {}, \"extraInfo\": {{\"timestamp\": \"{}\"}}}}}}",
-      ddp::detail::json_quoted(text), seconds.count());
-}
-
 }  // namespace ddp::launcher

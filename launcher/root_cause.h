@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <string>
 #include <vector>
 
 #include <launcher/worker.h>
@@ -21,10 +20,5 @@ void order_failures(std::vector<Worker>& workers, std::vector<size_t>& failures,
 /// The exit status of a job with these failures: the root cause's own, or, where the launcher's
 /// signal ended that one after its error, that of the first that ended of its own.
 int failure_status(const std::vector<Worker>& workers, const std::vector<size_t>& failures);
-
-/// What a launcher that was itself started by another one leaves in its own error file: what the
-/// root cause left, and where that is not JSON (or nothing), JSON that says it.
-std::string outer_error(const Worker& root_cause, const std::string& content,
-                        const std::string& host);
 
 }  // namespace ddp::launcher

@@ -14,8 +14,8 @@
 #include <fmt/format.h>
 
 #include <launcher/descendants.h>
-#include <launcher/environment.h>
 #include <launcher/error.h>
+#include <launcher/outer_launcher.h>
 #include <launcher/program.h>
 #include <launcher/report.h>
 #include <launcher/root_cause.h>
@@ -413,18 +413,16 @@ int Supervisor::report() {
   if (!workers_->failures().empty()) {
     output_.say(
         failure_report(workers, workers_->failures(), host(), job_.options.command.front()));
-    tell_outer_launcher();
+    tell_root_cause();
     return failure_status(workers, workers_->failures());
   }
   return stopped_report();
 }
 
-void Supervisor::tell_outer_launcher() const {
-  const char* path = ::getenv(kErrorFileVariable);
-  if (path == nullptr || *path == '\0') return;
+void Supervisor::tell_root_cause() const {
   const size_t root_cause = workers_->failures().front();
-  write_error_file(path, outer_error(workers_->workers()[root_cause],
-                                     error_files_.content_of(root_cause), host()));
+  tell_outer_launcher(
+      error_content(workers_->workers()[root_cause], error_files_.content_of(root_cause), host()));
 }
 
 std::string Supervisor::timeout_text() const {

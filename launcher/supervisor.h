@@ -61,7 +61,7 @@ class Supervisor {
   void kill_all();
   bool may_restart() const;
   void collect_errors();
-  void tell_outer_launcher() const;
+  void tell_root_cause() const;
   std::string host() const;
   int report();
   int stopped_report();

@@ -117,7 +117,7 @@ int Supervisor::failed_report() {
   const int status =
       lost ? failure_status(workers_->workers(), workers_->failures()) : agent_->end()->status;
   say_failure(fmt::format("{}\nexit status: {}", verdict(), status));
-  tell_outer_launcher();
+  tell_root_cause();
   return status;
 }
 

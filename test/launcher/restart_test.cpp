@@ -224,6 +224,10 @@ TEST_CASE("a launcher under a launcher passes the root cause's error on") {
   CHECK(silent.wait() == 139);
   CHECK(silent.errors().find("was killed by SIGSEGV", silent.errors().rfind("it said")) !=
         std::string::npos);
+  LaunchProcess wrong(with_script({"--use_env"}, inner + "--nnodes=2 true"));
+  CHECK(wrong.wait() == 2);
+  CHECK(wrong.errors().find("needs --master_addr", wrong.errors().rfind("it said")) !=
+        std::string::npos);
   // A job that succeeds, or is only tried again, leaves nothing there.
   LaunchProcess fine(with_script(
       {"--use_env"}, inner + "--max_restarts=1 sh -c '[ $TORCHELASTIC_RESTART_COUNT = 1 ]'; "

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <launcher/error_file.h>
+#include <launcher/outer_launcher.h>
 #include <launcher/report.h>
 #include <launcher/root_cause.h>
 
@@ -129,13 +130,13 @@ TEST_CASE("an outer launcher gets what the root cause left, as JSON in any case"
   Worker worker = ended(500, W_EXITCODE(0, SIGSEGV));
   worker.rank = 3;
   const std::string recorded = R"({"message": {"message": "E: x"}})";
-  CHECK(outer_error(worker, recorded, "h") == recorded);
-  const std::string nothing = outer_error(worker, "", "h");
+  CHECK(error_content(worker, recorded, "h") == recorded);
+  const std::string nothing = error_content(worker, "", "h");
   CHECK_THAT(error_text(nothing), ContainsSubstring("rank 3 "));
   CHECK_THAT(error_text(nothing), ContainsSubstring("host h) was killed by SIGSEGV"));
   REQUIRE(error_time(nothing));
-  CHECK(error_time(nothing)->earliest == at(0));
+  CHECK(error_time(nothing)->earliest == at(500));
   worker.error_text = error_text("plain \"text\"\xff");
-  CHECK_THAT(error_text(outer_error(worker, "plain \"text\"\xff", "h")),
+  CHECK_THAT(error_text(error_content(worker, "plain \"text\"\xff", "h")),
              ContainsSubstring("plain \"text\"\xef\xbf\xbd"));
 }
