@@ -221,6 +221,9 @@ void Supervisor::end_by_signal(int signal) {
   }
   if (agent_ && !told_to_end_) {
     stop_signal_ = signal;
+    // A node whose workers have done their work may leave without disturbing the others; it may be
+    // told to before it has said so.
+    if (phase_ != Phase::kMeeting && work_done()) agent_->report_done();
     agent_->leave(fmt::format("has left the job ({})", signal_name(signal)));
   }
   told_to_end_ = true;

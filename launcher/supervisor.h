@@ -69,6 +69,7 @@ class Supervisor {
 
   int run_elastic();
   bool meet();
+  bool work_done() const;
   void await_word();
   bool over() const;
   void tell_failure();

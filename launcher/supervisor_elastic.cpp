@@ -62,6 +62,12 @@ bool Supervisor::meet() {
   return true;
 }
 
+/// Whether the workers of this round have all ended with 0, and nobody has called the round off.
+bool Supervisor::work_done() const {
+  return workers_ && workers_->running() == 0 && workers_->failures().empty() && !timed_out_ &&
+         !agent_->restart() && !agent_->end();
+}
+
 /// The workers have ended: says so, where they have all done their work, and waits until the agent
 /// says what comes next.
 void Supervisor::await_word() {
