@@ -25,8 +25,10 @@ nothing_left() {
   local node
   for node in "$@"; do await "nothing is left on node $node" gone "$node"; done
 }
-cut_power() {  # all processes of the node at once
-  kill -KILL $(ip netns pids "node$1")
+# All processes of the node at once: stopped first, so that none sees another one die and says so.
+cut_power() {
+  kill -STOP $(ip netns pids "node$1") 2>/dev/null || true
+  kill -KILL $(ip netns pids "node$1") 2>/dev/null || true
   wait "${pids[$1]}" || true
 }
 at() { await "rank $2 of $1 is there" test -e "$folder/at.$1.$2"; }  # WORLD_SIZE RANK
