@@ -13,3 +13,4 @@
 #include <ddp/nn/convert_sync_batchnorm.h>
 #include <ddp/process_group/collectives.h>
 #include <ddp/process_group/process_group.h>
+#include <ddp/record_errors.h>

@@ -43,7 +43,10 @@ std::string describe_job(const Job& job, const char* const* inherited) {
                       job.placement.world_size, options.max_restarts);
   WorkerEnvironment environment(inherited, job, job.master, 0);
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
-    text += fmt::format("# rank {}\n", job.placement.rank(local_rank));
+    text += fmt::format("# rank {}", job.placement.rank(local_rank));
+    if (!job.cpus.empty())
+      text += fmt::format(", on cores {}", cpu_list(job.cpus[static_cast<size_t>(local_rank)]));
+    text.push_back('\n');
     environment.of(local_rank);
     for (const std::string& variable : environment.own_variables()) {
       const auto equals = variable.find('=');

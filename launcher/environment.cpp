@@ -34,7 +34,7 @@ constexpr std::array<std::string_view, 17> kOverridden = {
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCHELASTIC_ERROR_FILE",
+    kErrorFileVariable,
     kListenFdVariable,
 };
 
@@ -94,7 +94,7 @@ char* const* WorkerEnvironment::of(int local_rank, const std::string& error_file
   set(own_, "ROLE_RANK", std::to_string(rank));
   if (listen_fd_ >= 0 && rank == 0) set(own_, kListenFdVariable, std::to_string(listen_fd_));
   if (virtual_rank) set(own_, kDevicesVariable, job_.devices[static_cast<size_t>(local_rank)]);
-  if (!error_file.empty()) set(own_, "TORCHELASTIC_ERROR_FILE", error_file);
+  if (!error_file.empty()) set(own_, kErrorFileVariable, error_file);
 
   pointers_.clear();
   // execve takes pointers to char for the sake of old programs; it does not write.

@@ -11,6 +11,9 @@ namespace ddp::launcher {
 /// The variable that tells rank 0 the number of the socket that it inherits.
 inline constexpr const char* kListenFdVariable = "DDP_MASTER_LISTEN_FD";
 
+/// The variable that tells a worker where to leave the text of an error.
+inline constexpr const char* kErrorFileVariable = "TORCHELASTIC_ERROR_FILE";
+
 /// Makes the workers' environments: that of the launcher itself, with the variables of the job over
 /// it. Variables that a user may set for his own reasons (OMP_NUM_THREADS and the like) are kept.
 class WorkerEnvironment {

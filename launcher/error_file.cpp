@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <utility>
 
@@ -11,6 +13,7 @@
 
 #include <launcher/error_file.h>
 #include <launcher/json_strings.h>
+#include <launcher/message.h>
 
 namespace ddp::launcher {
 namespace {
@@ -18,6 +21,8 @@ namespace {
 /// More of a file is not looked at, and more of a text not shown.
 constexpr size_t kMostRead = 256 * 1024;
 constexpr size_t kMostShown = 4 * 1024;
+/// Seconds since 1970 that the clock can still count, in nanoseconds.
+constexpr long long kLatest = 9000000000;
 
 /// Other bytes than text could make a terminal do anything.
 std::string printable(const std::string& text) {
@@ -78,14 +83,44 @@ std::string ErrorFiles::path_of(size_t worker) const {
   return worker < paths_.size() ? paths_[worker] : std::string();
 }
 
-std::string ErrorFiles::text_of(size_t worker) const {
+std::string ErrorFiles::content_of(size_t worker) const {
   if (worker >= paths_.size()) return {};
   if (worker < in_memory_.size() && in_memory_[worker])
-    return error_text(read_bounded(in_memory_[worker].get()));
+    return read_bounded(in_memory_[worker].get());
   const UniqueFd fd(::open(paths_[worker].c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
   struct stat status {};
   if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return {};
-  return error_text(read_bounded(fd.get()));
+  return read_bounded(fd.get());
+}
+
+void write_error_file(const std::string& path, const std::string& content) {
+  const UniqueFd fd(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_CLOEXEC, 0666));
+  if (fd) write_all(fd.get(), content);
+}
+
+std::optional<Worker::ErrorTime> error_time(const std::string& content) {
+  using Time = std::chrono::system_clock::time_point;
+  const auto strings = read_json_strings(content);
+  if (!strings) return {};
+  const auto number = [&](const char* path, long long most) -> std::optional<long long> {
+    const auto found = strings->find(path);
+    if (found == strings->end()) return {};
+    const char* end = found->second.data() + found->second.size();
+    long long value = 0;
+    const auto [stopped, error] = std::from_chars(found->second.data(), end, value);
+    if (error != std::errc{} || stopped != end || value < 0 || value > most) return {};
+    return value;
+  };
+  if (const auto exact = number("message.extraInfo.timestamp_us", kLatest * 1000000)) {
+    const Time time{std::chrono::microseconds(*exact)};
+    return Worker::ErrorTime{time, time};
+  }
+  if (const auto second = number("message.extraInfo.timestamp", kLatest)) {
+    const Time time{std::chrono::seconds(*second)};
+    return Worker::ErrorTime{time, time + std::chrono::seconds(1)};
+  }
+  return {};
 }
 
 std::string error_text(const std::string& content) {

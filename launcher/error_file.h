@@ -1,9 +1,11 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <launcher/unique_fd.h>
+#include <launcher/worker.h>
 
 namespace ddp::launcher {
 
@@ -25,18 +27,26 @@ class ErrorFiles {
   /// The path for a worker; empty where it has none.
   std::string path_of(size_t worker) const;
 
-  /// What the worker has left there, to be shown; empty where there is nothing.
-  std::string text_of(size_t worker) const;
+  /// What the worker has left there, the beginning of it where it is long; empty where there is
+  /// nothing.
+  std::string content_of(size_t worker) const;
 
  private:
   std::vector<std::string> paths_;
   std::vector<UniqueFd> in_memory_;
 };
 
+/// Writes an error file. One that cannot be written is left: what is in it has been shown as well.
+void write_error_file(const std::string& path, const std::string& content);
+
 /// The text in an error file, to be shown in a report: of the JSON that torch's @record writes,
 /// {"message": {"message": text, "extraInfo": {"py_callstack": text}}} or {"message": text}, these
 /// texts, the call stack where there is one; of anything else the bytes as they are. Bounded in
 /// length, and without control characters.
 std::string error_text(const std::string& content);
+
+/// When the error was, as the file says: message.extraInfo.timestamp_us, which `ddp::record_errors`
+/// writes, or message.extraInfo.timestamp, in seconds since 1970. Nothing where there is neither.
+std::optional<Worker::ErrorTime> error_time(const std::string& content);
 
 }  // namespace ddp::launcher

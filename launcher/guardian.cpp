@@ -18,6 +18,7 @@
 #include <launcher/error.h>
 #include <launcher/guardian.h>
 #include <launcher/message.h>
+#include <launcher/outer_launcher.h>
 #include <launcher/process_name.h>
 #include <launcher/signals.h>
 #include <launcher/standard_fds.h>
@@ -70,10 +71,10 @@ std::vector<pid_t> existing_children() {
   try {
     status = Supervisor(job, signals, control.get(), std::move(agent)).run();
   } catch (const Error& error) {
-    print_message(error.what());
+    say_failure(error.what());
     status = error.status();
   } catch (const std::exception& error) {
-    print_message(error.what());
+    say_failure(error.what());
   }
   ::_exit(status);
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <launcher/cores.h>
 #include <launcher/elastic/store_plugin.h>
 #include <launcher/environment.h>
 #include <launcher/job.h>
@@ -34,7 +35,10 @@ Job prepare_job(Options options, const VariableLookup& variables) {
   Job job;
   job.command = make_command(options, variables);
   if (options.virtual_local_rank) job.devices = one_device_each(options, variables);
-  if (options.bind_to_numa_nodes) job.cpus = numa_cpus(options.nproc_per_node, find_gpus());
+  if (options.numa_binding != NumaBinding::kNone) {
+    job.cpus = numa_cpus(options.numa_binding, options.nproc_per_node, find_gpus(),
+                         CpuTopology(allowed_cores()));
+  }
   if (options.elastic) {
     job.store_plugin = find_store_plugin(variables);
     job.master.address = options.elastic->host;

@@ -17,6 +17,7 @@
 #include <launcher/job.h>
 #include <launcher/message.h>
 #include <launcher/options.h>
+#include <launcher/outer_launcher.h>
 #include <launcher/standard_fds.h>
 
 namespace {
@@ -60,10 +61,10 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const Error& error) {
-    print_message(error.what());
+    say_failure(error.what());
     return error.status();
   } catch (const std::exception& error) {
-    print_message(error.what());
+    say_failure(error.what());
     return ExitStatus::kSetup;
   }
 }

@@ -24,14 +24,16 @@ constexpr std::array kOptions = {
     OptionSpec{"standalone", 0, "", kHere,
                "One node, whatever the environment says; rendezvous and master options are not "
                "looked at. Nothing else is needed for a single node"},
-    OptionSpec{"numa_binding", 0, "MODE", kHere,
-               "'node': keep each worker on the cores of one NUMA node, that of its GPU where "
-               "there are any"},
+    OptionSpec{
+        "numa_binding", 0, "MODE", kHere,
+        "Keep each worker on cores near its GPU (without GPUs the machine's NUMA nodes in "
+        "turn): 'node' those of its NUMA node, 'socket' of its socket, 'exclusive' a part of "
+        "the node's that no other worker has, 'core-complex' some that share a cache"},
     OptionSpec{"virtual_local_rank", 0, "", kHere,
                "Show each worker one GPU alone (CUDA_VISIBLE_DEVICES), with LOCAL_RANK=0"},
     OptionSpec{"nnodes", 0, "N", kNodes,
                "Number of nodes of the job, or with --rdzv_backend=c10d MIN:MAX of them, which may "
-               "come and go while it runs (default: 1)"},
+               "come and go while it runs (default: the batch system's, else 1)"},
     OptionSpec{"node_rank", 0, "N", kNodes, "Which of them this one is, from 0 (default: 0)"},
     OptionSpec{"master_addr", 0, "HOST", kNodes,
                "Address of node 0; needed with several nodes (default on one node: 127.0.0.1)"},

@@ -102,8 +102,35 @@ void check_single_node(const OptionValues& values, std::string_view why) {
   }
 }
 
+/// "localhost:0" and the like, as people write it for one node.
+bool is_local(const ElasticOptions& endpoint) {
+  return endpoint.port == 0 || endpoint.host == "localhost" || endpoint.host == "::1" ||
+         endpoint.host.starts_with("127.");
+}
+
+/// For c10d the batch system's word takes the place of what was not given: the number of nodes, and
+/// the first of them as the one that serves the rendezvous.
+void add_batch_job(Rendezvous& rendezvous, Range& nodes, const OptionValues& values,
+                   const VariableLookup& variables) {
+  const bool asked = values.find("nnodes") != nullptr;
+  ElasticOptions& elastic = rendezvous.elastic;
+  const bool has_endpoint = !elastic.host.empty();
+  if (asked ? nodes.most == 1 : has_endpoint && is_local(elastic)) return;
+  const auto batch = read_batch_job(variables);
+  if (!batch || batch->nnodes == 1) return;
+  if (asked && (batch->nnodes < nodes.least || batch->nnodes > nodes.most)) return;
+  if (!asked) nodes = {batch->nnodes, batch->nnodes};
+  if (rendezvous.run_id.empty()) rendezvous.run_id = batch->run_id;
+  if (has_endpoint || batch->master_addr.empty()) return;
+  elastic.host = batch->master_addr;
+  if (batch->master_port != 0) elastic.port = static_cast<uint16_t>(batch->master_port);
+  // The batch system knows it better than the name service, which may call the node itself
+  // something else.
+  if (!elastic.is_host) elastic.is_host = batch->node_rank == 0;
+}
+
 void read_nodes(Options& options, const OptionValues& values, const VariableLookup& variables) {
-  const Rendezvous rendezvous = read_rendezvous(values);
+  Rendezvous rendezvous = read_rendezvous(values);
   options.run_id = rendezvous.run_id;
   options.resolve_patience = rendezvous.patience;
   if (values.flag("standalone")) {
@@ -113,7 +140,9 @@ void read_nodes(Options& options, const OptionValues& values, const VariableLook
   }
   if (rendezvous.c10d) {
     // Node ranks and the master are agreed on: what is given of them, often by a cluster, is void.
-    const Range nodes = range_of_nodes(values);
+    Range nodes = range_of_nodes(values);
+    add_batch_job(rendezvous, nodes, values, variables);
+    options.run_id = rendezvous.run_id;
     if (nodes.most > 1) {
       read_elastic(options, rendezvous, nodes, values);
       return;
@@ -171,13 +200,12 @@ void read_program(Options& options, const OptionValues& values, std::string_view
   options.role = values.text("role", options.role);
   options.virtual_local_rank = values.flag("virtual_local_rank");
   if (const auto* numa = values.find("numa_binding")) {
-    if (numa->text != "node") {
+    options.numa_binding = numa_binding(numa->text);
+    if (options.numa_binding == NumaBinding::kNone) {
       usage_error(
-          fmt::format("{} must be 'node', not '{}': the other modes of torchrun (socket, "
-                      "exclusive, core-complex) are not available",
+          fmt::format("{} must be 'node', 'socket', 'exclusive' or 'core-complex', not '{}'",
                       numa->source, numa->text));
     }
-    options.bind_to_numa_nodes = true;
   }
 }
 

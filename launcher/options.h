@@ -9,6 +9,7 @@
 
 #include <launcher/elastic/elastic_options.h>
 #include <launcher/local_ranks.h>
+#include <launcher/numa.h>
 #include <launcher/placement.h>
 #include <launcher/variables.h>
 
@@ -32,7 +33,7 @@ struct Options {
   bool run_path = false;
   std::string role = "default";
   bool virtual_local_rank = false;
-  bool bind_to_numa_nodes = false;
+  NumaBinding numa_binding = NumaBinding::kNone;
 
   std::string log_dir;  ///< empty: no files
   StreamMask redirects;

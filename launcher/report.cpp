@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <launcher/report.h>
+#include <launcher/root_cause.h>
 #include <launcher/signals.h>
 
 namespace ddp::launcher {
@@ -41,7 +42,11 @@ std::string describe(const Worker& worker, const std::string& host) {
       "  rank {} (local rank {}, pid {}, host {}) {}\n    started {}, ended {} (after {:.3f} s)\n",
       worker.rank, worker.local_rank, worker.pid, host, describe_end(worker),
       clock_time(worker.started), clock_time(worker.ended), seconds);
-  if (!worker.error_text.empty()) text += "    it said:\n" + indented(worker.error_text);
+  if (!worker.error_text.empty()) {
+    const std::string when =
+        worker.error_time ? fmt::format(", at {}", clock_time(worker.error_time->earliest)) : "";
+    text += fmt::format("    it said{}:\n{}", when, indented(worker.error_text));
+  }
   for (const std::string& file : worker.files) text += fmt::format("    see {}\n", file);
   return text;
 }
@@ -71,6 +76,10 @@ std::string describe_end(const Worker& worker) {
     case Worker::End::kSignaled:
       break;
   }
+  if (worker.told_to_end) {
+    return fmt::format("left an error, and was then stopped by the launcher ({})",
+                       signal_name(worker.code));
+  }
   return fmt::format("was killed by {}{}", signal_name(worker.code),
                      worker.core_dumped ? " (core dumped)" : "");
 }
@@ -81,7 +90,7 @@ std::string failure_report(const std::vector<Worker>& workers, const std::vector
   const Worker& first = workers.at(failures.at(0));
   std::string text = fmt::format("{} failed: rank {} {}\nroot cause:\n{}", program, first.rank,
                                  describe_end(first), describe(first, host));
-  if (first.end == Worker::End::kSignaled && first.code == SIGKILL) {
+  if (first.end == Worker::End::kSignaled && first.code == SIGKILL && !first.told_to_end) {
     text +=
         "    nobody asked the launcher for this: it may be the kernel, out of memory (see dmesg)\n";
   }
@@ -96,7 +105,8 @@ std::string failure_report(const std::vector<Worker>& workers, const std::vector
   }
   text += list(workers,
                "stopped by the launcher after that:", [](const Worker& w) { return w.stopped; });
-  return text + (ending.empty() ? fmt::format("exit status: {}", first.status()) : ending);
+  return text + (ending.empty() ? fmt::format("exit status: {}", failure_status(workers, failures))
+                                : ending);
 }
 
 std::string stop_report(const std::vector<Worker>& workers, const std::string& why, int status) {

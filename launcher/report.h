@@ -11,7 +11,7 @@ namespace ddp::launcher {
 std::string describe_end(const Worker& worker);
 
 /// What is said when a worker failed. `failures` are the indices of the workers that ended badly of
-/// their own, in the order of their ends: the first is the root cause. Workers that the launcher
+/// their own, as order_failures gives them: the first is the root cause. Workers that the launcher
 /// stopped are listed as such and are never shown as failures. `ending` is the last line; empty:
 /// the exit status.
 std::string failure_report(const std::vector<Worker>& workers, const std::vector<size_t>& failures,

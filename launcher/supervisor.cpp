@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -14,8 +15,10 @@
 
 #include <launcher/descendants.h>
 #include <launcher/error.h>
+#include <launcher/outer_launcher.h>
 #include <launcher/program.h>
 #include <launcher/report.h>
+#include <launcher/root_cause.h>
 #include <launcher/standard_fds.h>
 #include <launcher/supervisor.h>
 
@@ -104,7 +107,12 @@ void Supervisor::start_workers() {
   output_.begin_attempt(attempt_);
   workers_.emplace(job_, signals_, loop_, limit_);
   error_files_ = make_error_files();
-  workers_->start(job_.master, restarts_, output_, error_files_);
+  // Starting thousands takes time, in which the user may think better of it.
+  workers_->start(job_.master, restarts_, output_, error_files_, [this] {
+    pollfd control{control_fd_, POLLIN, 0};
+    while (!front_died_ && ::poll(&control, 1, 0) > 0) handle_control();
+    return phase_ == Phase::kRunning && !front_died_;
+  });
   release_standard_input();
 }
 
@@ -213,6 +221,9 @@ void Supervisor::end_by_signal(int signal) {
   }
   if (agent_ && !told_to_end_) {
     stop_signal_ = signal;
+    // A node whose workers have done their work may leave without disturbing the others; it may be
+    // told to before it has said so.
+    if (phase_ != Phase::kMeeting && work_done()) agent_->report_done();
     agent_->leave(fmt::format("has left the job ({})", signal_name(signal)));
   }
   told_to_end_ = true;
@@ -377,8 +388,15 @@ bool Supervisor::may_restart() const {
 }
 
 void Supervisor::collect_errors() {
-  for (const size_t index : workers_->failures())
-    workers_->workers()[index].error_text = error_files_.text_of(index);
+  if (workers_->failures().empty()) return;
+  std::vector<Worker>& workers = workers_->workers();
+  for (size_t index = 0; index < workers.size(); ++index) {
+    if (!workers[index].failed()) continue;
+    const std::string content = error_files_.content_of(index);
+    workers[index].error_text = error_text(content);
+    workers[index].error_time = error_time(content);
+  }
+  workers_->order_failures();
 }
 
 std::string Supervisor::host() const {
@@ -398,9 +416,16 @@ int Supervisor::report() {
   if (!workers_->failures().empty()) {
     output_.say(
         failure_report(workers, workers_->failures(), host(), job_.options.command.front()));
-    return workers[workers_->failures().front()].status();
+    tell_root_cause();
+    return failure_status(workers, workers_->failures());
   }
   return stopped_report();
+}
+
+void Supervisor::tell_root_cause() const {
+  const size_t root_cause = workers_->failures().front();
+  tell_outer_launcher(
+      error_content(workers_->workers()[root_cause], error_files_.content_of(root_cause), host()));
 }
 
 std::string Supervisor::timeout_text() const {

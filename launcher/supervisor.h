@@ -61,6 +61,7 @@ class Supervisor {
   void kill_all();
   bool may_restart() const;
   void collect_errors();
+  void tell_root_cause() const;
   std::string host() const;
   int report();
   int stopped_report();
@@ -68,6 +69,7 @@ class Supervisor {
 
   int run_elastic();
   bool meet();
+  bool work_done() const;
   void await_word();
   bool over() const;
   void tell_failure();

@@ -11,6 +11,7 @@
 #include <launcher/master.h>
 #include <launcher/program.h>
 #include <launcher/report.h>
+#include <launcher/root_cause.h>
 #include <launcher/supervisor.h>
 
 namespace ddp::launcher {
@@ -59,6 +60,12 @@ bool Supervisor::meet() {
   job_.master.port = static_cast<uint16_t>(round.port);
   if (round.placement.node_rank == 0) job_.master.reserved = std::move(reserved);
   return true;
+}
+
+/// Whether the workers of this round have all ended with 0, and nobody has called the round off.
+bool Supervisor::work_done() const {
+  return workers_ && workers_->running() == 0 && workers_->failures().empty() && !timed_out_ &&
+         !agent_->restart() && !agent_->end();
 }
 
 /// The workers have ended: says so, where they have all done their work, and waits until the agent
@@ -114,8 +121,9 @@ int Supervisor::failed_report() {
   if (workers_->exec_error() != 0 || told_to_end_ || timed_out_ || !agent_->end()) return report();
   const bool lost = agent_->end()->lost;
   const int status =
-      lost ? workers_->workers()[workers_->failures().front()].status() : agent_->end()->status;
+      lost ? failure_status(workers_->workers(), workers_->failures()) : agent_->end()->status;
   say_failure(fmt::format("{}\nexit status: {}", verdict(), status));
+  tell_root_cause();
   return status;
 }
 

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,14 @@ struct Worker {
 
   std::vector<std::string> files;  ///< where what it wrote lies
   std::string error_text;          ///< what it left in its error file
+
+  /// When it wrote that, as the file itself says; torch's @record knows the second alone.
+  struct ErrorTime {
+    std::chrono::system_clock::time_point earliest;
+    std::chrono::system_clock::time_point latest;
+  };
+  std::optional<ErrorTime> error_time;
+  bool told_to_end = false;  ///< it had failed, and had not ended when the launcher told it to
 
   /// Whether its process group may have members. Once it is empty its number may be given to
   /// somebody else's group, in a job of days: it must not be used any more.

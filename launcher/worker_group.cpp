@@ -15,6 +15,7 @@
 
 #include <launcher/environment.h>
 #include <launcher/error.h>
+#include <launcher/root_cause.h>
 #include <launcher/worker_group.h>
 
 namespace ddp::launcher {
@@ -44,8 +45,8 @@ WorkerGroup::WorkerGroup(const Job& job, const SignalTakeover& signals, EventLoo
       limit_(limit),
       exec_errors_(static_cast<size_t>(job.options.nproc_per_node)) {}
 
-void WorkerGroup::start(const Master& master, int attempt, Output& output,
-                        const ErrorFiles& errors) {
+void WorkerGroup::start(const Master& master, int attempt, Output& output, const ErrorFiles& errors,
+                        const std::function<bool()>& go_on) {
   const Options& options = job_.options;
   WorkerEnvironment environment(environ, job_, master, attempt);
   const UniqueFd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -114,6 +115,7 @@ void WorkerGroup::start(const Master& master, int attempt, Output& output,
     pidfds_.push_back(std::move(pidfd));
     workers_.push_back(std::move(worker));
     ++running_;
+    if (!go_on()) return;
   }
 }
 
@@ -143,8 +145,12 @@ void WorkerGroup::ended(Worker& worker, int wait_status) {
 }
 
 void WorkerGroup::expect_ends() {
-  ends_expected_ = true;
+  if (!ends_expected_) ends_expected_ = std::chrono::system_clock::now();
   for (Worker& worker : workers_) worker.stopped |= worker.running();
+}
+
+void WorkerGroup::order_failures() {
+  if (ends_expected_) launcher::order_failures(workers_, failures_, *ends_expected_);
 }
 
 void WorkerGroup::signal_groups(int signal) const {

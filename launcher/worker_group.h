@@ -1,5 +1,8 @@
 #pragma once
 
+#include <chrono>
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include <launcher/error_file.h>
@@ -22,8 +25,10 @@ class WorkerGroup {
   WorkerGroup(const Job& job, const SignalTakeover& signals, EventLoop& loop,
               const FileLimit& limit);
 
-  /// Starts them all. Throws Error where one cannot be started; the others are then running.
-  void start(const Master& master, int attempt, Output& output, const ErrorFiles& errors);
+  /// Starts them all, or as many as have been when `go_on`, asked after each, gives false. Throws
+  /// Error where one cannot be started; the others are then running.
+  void start(const Master& master, int attempt, Output& output, const ErrorFiles& errors,
+             const std::function<bool()>& go_on);
 
   /// The loop says that this worker has ended.
   void handle_end(size_t index);
@@ -33,6 +38,10 @@ class WorkerGroup {
 
   /// Who ends from now on has not failed by himself.
   void expect_ends();
+
+  /// To be called when all have ended and what they left was read: finds the root cause among the
+  /// failures, see order_failures.
+  void order_failures();
 
   /// To each worker's process group, or to the worker alone.
   void signal_groups(int signal) const;
@@ -46,7 +55,7 @@ class WorkerGroup {
   const std::vector<Worker>& workers() const { return workers_; }
   std::vector<Worker>& workers() { return workers_; }
 
-  /// Who failed by himself, the first one first.
+  /// Who failed by himself, the first one first; after order_failures the root cause.
   const std::vector<size_t>& failures() const { return failures_; }
 
   /// Why the program could not be executed; 0: it could.
@@ -64,7 +73,7 @@ class WorkerGroup {
   std::vector<UniqueFd> pidfds_;
   std::vector<size_t> failures_;
   size_t running_ = 0;
-  bool ends_expected_ = false;
+  std::optional<std::chrono::system_clock::time_point> ends_expected_;  ///< since when
   int exec_error_ = 0;
 };
 

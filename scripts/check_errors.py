@@ -29,6 +29,7 @@ NOT_ERRORS = {
         "has no input left", "is in a forward", "is in a backward", "said something unknown", "rank … of …: join:",
         "Leave them out, and move", "Leave them out, or move"],
     "what a layer prints, or a list in an entry": ["ddp::SyncBatchNorm(…, eps", "… (…, a class of its own)"],
+    "the form of an error file": ['{"message": {"message": '],
     "what logging_data() prints": ["…forward_compute_time: … ns", "module_name: …", "broadcast_buffers: …", "bucket_sizes: …"],
     "what is said before or after an entry": [
         "Start the program with `launch`", "… (rank 0, unless the program gave a store of its own)",

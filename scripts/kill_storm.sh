@@ -42,6 +42,18 @@ left() {
   done 2>/dev/null
 }
 
+# Whether some process is in the middle of an exec, where neither its environment nor its arguments can be read. A
+# kernel thread or a zombie has none either, but no program.
+any_undecided() {
+  local process word
+  for process in /proc/[0-9]*; do
+    word=
+    IFS= read -r -d '' word < "$process/cmdline" || true
+    [ -z "$word" ] && readlink "$process/exe" > /dev/null && return 0
+  done 2>/dev/null
+  return 1
+}
+
 cleanup() {
   local pid
   for pid in $(left); do kill -KILL "$pid" 2>/dev/null || true; done
@@ -66,9 +78,10 @@ kill_rest() {
   local pid rest
   rest=$(left)
   for pid in $rest; do kill -KILL "$pid" 2>/dev/null || true; done
-  [ -z "$rest" ]
+  [ -z "$rest" ] && none_left
 }
-none_left() { [ -z "$(left)" ]; }
+# A look may miss who is in an exec.
+none_left() { [ -z "$(left)" ] && ! any_undecided && [ -z "$(left)" ]; }
 no_socket_left() { [ "$(sockets)" -le "$sockets_before" ]; }
 gone() { ! { cat "/proc/$1/environ" | tr '\0' '\n' | grep -qxF "$mark"; } 2>/dev/null; }
 all_ready() { [ -e "$folder/ready.0" ] && [ -e "$folder/ready.1" ]; }

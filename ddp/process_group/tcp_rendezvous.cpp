@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <fcntl.h>
 #include <future>
+#include <limits>
 #include <netinet/in.h>
 #include <optional>
 #include <sys/socket.h>
@@ -97,10 +98,21 @@ void say_joined(c10d::Store& store, const MeetingPlace& place) {
 
 /// The launcher's reserved socket for `port`, if this process inherited it.
 std::optional<int> reserved_socket(std::uint16_t port) {
-  const auto fd = static_cast<int>(environment_integer(kReservedSocket, -1, 1 << 20, -1));
+  const auto text = environment(kReservedSocket);
+  if (!text) {
+    return std::nullopt;
+  }
+  const auto number = parse_integer(*text);
+  if (!number || *number < 0 || *number > std::numeric_limits<int>::max()) {
+    throw UsageError(
+        fmt::format("the environment variable {} is \"{}\"; expected the number of a socket that "
+                    "the launcher has opened for rank 0. `launch` sets it; do not set it yourself.",
+                    kReservedSocket, *text));
+  }
+  const auto fd = static_cast<int>(*number);
   sockaddr_storage address{};
   socklen_t length = sizeof(address);
-  if (fd < 0 || getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
     return std::nullopt;
   }
   const auto bound = address.ss_family == AF_INET6

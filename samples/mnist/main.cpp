@@ -5,11 +5,9 @@
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
-#include <c10/util/Exception.h>
 #include <torch/data/dataloader.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
@@ -164,27 +162,13 @@ void run(const Options& options) {
   ddp::destroy_process_group();  // ddp: says good-bye to the other processes
 }
 
-int fail(const std::string& text) {
-  std::string who = "mnist: ";
-  const char* rank = std::getenv("RANK");  // known even where init_process_group fails
-  if (rank != nullptr && !text.starts_with("rank ")) {
-    who += std::string("rank ") + rank + ": ";
-  }
-  std::fprintf(stderr, "%s%s\n", who.c_str(), text.c_str());
-  return 1;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
+  // ddp: what goes wrong is printed, and the launcher's report has it.
+  return ddp::record_errors([&] {
     if (const auto options = parse_options(argc, argv)) {
       run(*options);
     }
-    return 0;
-  } catch (const c10::Error& error) {
-    return fail(error.what_without_backtrace());
-  } catch (const std::exception& error) {  // ddp::Error among them
-    return fail(error.what());
-  }
+  });
 }

@@ -41,6 +41,7 @@ int train_until_end(int rank, int world_size) {
 }
 
 int run(const std::string& mode, int local_rank) {
+  if (mode == "throws" && local_rank == 1) throw ddp::UsageError("rank 1 wants no more");
   const auto timeout = std::chrono::seconds(
       std::getenv("LAUNCHED_TIMEOUT") ? std::atoi(std::getenv("LAUNCHED_TIMEOUT")) : 60);
   ddp::init_process_group(ddp::InitProcessGroupOptions("gloo").timeout(timeout));
@@ -91,10 +92,5 @@ int main(int argc, char** argv) {
     std::cout << "WRONG: an argument too many\n";
     return 1;
   }
-  try {
-    return run(mode, local_rank);
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << std::endl;
-    return 1;
-  }
+  return ddp::record_errors([&] { return run(mode, local_rank); });
 }

@@ -59,5 +59,16 @@ case $name in
       "$launch" --nproc_per_node=2 --master_addr=bogus-host-xyz --master_port=29511 "$program" step >"$work/out" 2>&1; status=$?
     [ "$status" != 0 ] || fail "a host without an address was accepted"
     grep -q "bogus-host-xyz" "$work/out" || fail "the host is not named" ;;
+  throws)  # what an exception said stands in the report, and in a file as @record writes it
+    "$launch" --use_env --nproc_per_node=2 --log_dir="$work/logs" --rdzv_id=id --redirects=2 "$program" throws >"$work/out" 2>&1; status=$?
+    expect 1 1 "^launch:       ddp::UsageError: rank 1 wants no more$" "$work/out"
+    expect 1 1 "root cause:" "$work/out"
+    python3 - "$work/logs/id/attempt_0/1/error.json" <<'END' || fail "the error file is not as @record's"
+import json, sys, time
+message = json.load(open(sys.argv[1]))["message"]
+assert message["message"] == "ddp::UsageError: rank 1 wants no more", message
+assert time.time() - 600 < int(message["extraInfo"]["timestamp"]) <= time.time(), message
+END
+    ;;
   *) fail "unknown case $name" ;;
 esac

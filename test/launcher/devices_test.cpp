@@ -99,6 +99,11 @@ TEST_CASE("workers are bound to the cores of a NUMA node") {
     });
     CHECK(bound == expected);
   }
+  LaunchProcess tried(
+      with_script({"--nproc_per_node=2", "--numa_binding=node", "--dry_run"}, "exit 0"),
+      with_gpus(""));
+  CHECK(tried.wait() == 0);
+  CHECK_THAT(tried.output(), ContainsSubstring("# rank 1, on cores "));
   LaunchProcess few(with_script({"--nproc_per_node=2", "--numa_binding=node"}, "exit 0"),
                     with_gpus("0000:01:00.0"));
   CHECK(few.wait() == 1);

@@ -384,13 +384,15 @@ TEST_CASE("elastic: a node too many waits for a place, takes it, and ends with t
 TEST_CASE("elastic: a node whose workers are done waits for the others, and hears signals") {
   const Cluster job("2:3");
   const std::string script =
-      "echo > $JOB/ready.$RANK; [ $RANK = 2 ] && exit 0\n"
+      "echo $$ > $JOB/pid.$RANK; echo > $JOB/ready.$RANK; [ $RANK = 2 ] && exit 0\n"
       "until [ -e $JOB/end ]; do sleep 0.02; done";
   const Process host = job.start_host(script, {"--rdzv_conf=last_call_timeout=60"});
   const Process first = job.start(script);
   const Process second = job.start(script);
   for (const std::string rank : {"0", "1", "2"}) job.await_file("ready." + rank);
-  // Whichever has rank 2 has no worker any more, and is there.
+  // Whichever has rank 2 has no worker any more, knows it, and is there.
+  const pid_t worker = std::stoi(job.read("pid.2"));
+  await("the worker has ended", [&] { return process_state(worker) == 0; });
   LaunchProcess* done = nullptr;
   await("a node is done", [&] {
     for (const Process& node : {std::cref(first), std::cref(second)}) {

@@ -190,6 +190,53 @@ TEST_CASE("an error file of an earlier run is not taken for this one's, nor a pi
   CHECK(odd.wait() == 3);
 }
 
+TEST_CASE("the root cause is who failed first, even if it ends last") {
+  // Rank 1 says what has happened and then takes its time; rank 0 ends because of it.
+  LaunchProcess job(with_script(
+      {kTwo},
+      "if [ $RANK = 1 ]; then\n"
+      "  printf '{\"message\": {\"message\": \"the cause\", \"extraInfo\": {\"timestamp_us\": "
+      "\"%s\"}}}' $(($(date +%s%N) / 1000)) > $TORCHELASTIC_ERROR_FILE\n"
+      "  echo > $DIR/failed; exec sleep 300\n"
+      "fi\n"
+      "until [ -e $DIR/failed ]; do sleep 0.01; done; exit 8"));
+  CHECK(job.wait() == 8);
+  CHECK_THAT(job.errors(), ContainsSubstring("failed: rank 1 left an error"));
+  CHECK_THAT(job.errors(), ContainsSubstring("the cause"));
+  const std::string errors = job.errors();
+  CHECK(errors.find("failed as well") <
+        errors.find("rank 0 (local rank 0, pid", errors.find("root cause")));
+}
+
+TEST_CASE("a launcher under a launcher passes the root cause's error on") {
+  const std::string inner =
+      std::string(DDP_LAUNCH_FOLDER) + "/launch --use_env --nproc_per_node=2 ";
+  LaunchProcess said(with_script(
+      {"--use_env"}, inner +
+                         "sh -c '[ $RANK = 1 ] && { echo these words > $TORCHELASTIC_ERROR_FILE; "
+                         "exit 3; }; exec sleep 300'"));
+  CHECK(said.wait() == 3);
+  const std::string errors = said.errors();
+  const auto outer = errors.rfind("root cause");
+  REQUIRE(outer != errors.find("root cause"));
+  CHECK(errors.find("these words", outer) != std::string::npos);
+  LaunchProcess silent(with_script({"--use_env"}, inner + "sh -c 'kill -SEGV $$'"));
+  CHECK(silent.wait() == 139);
+  CHECK(silent.errors().find("was killed by SIGSEGV", silent.errors().rfind("it said")) !=
+        std::string::npos);
+  LaunchProcess wrong(with_script({"--use_env"}, inner + "--nnodes=2 true"));
+  CHECK(wrong.wait() == 2);
+  CHECK(wrong.errors().find("needs --master_addr", wrong.errors().rfind("it said")) !=
+        std::string::npos);
+  // A job that succeeds, or is only tried again, leaves nothing there.
+  LaunchProcess fine(with_script(
+      {"--use_env"}, inner + "--max_restarts=1 sh -c '[ $TORCHELASTIC_RESTART_COUNT = 1 ]'; "
+                             "[ -s $TORCHELASTIC_ERROR_FILE ]"));
+  CHECK(fine.wait() == 1);
+  CHECK_THAT(fine.errors().substr(fine.errors().rfind("root cause")),
+             !ContainsSubstring("it said"));
+}
+
 TEST_CASE("the report names this node as it is told, and the files") {
   const LaunchProcess logs(with_script({}, "exit 0"));
   LaunchProcess job(with_script(

@@ -108,6 +108,35 @@ TEST_CASE("each of the ending signals is passed on as itself") {
   }
 }
 
+TEST_CASE("an interrupt while workers are being started ends the start") {
+  constexpr int kWorkers = 1000;
+  LaunchProcess::Setup setup;
+  // It waits for the launcher, which therefore has it before the first worker.
+  setup.before_exec = [] {
+    sigset_t interrupt;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    ::sigprocmask(SIG_BLOCK, &interrupt, nullptr);
+    ::raise(SIGINT);
+  };
+  LaunchProcess job({"--nproc_per_node=" + std::to_string(kWorkers), "--grace_period=0",
+                     "--use_env", "sleep", "300"},
+                    setup);
+  CHECK(job.wait() == 130);
+  const std::string errors = job.errors();
+  INFO(errors);
+  const std::string before = "passing it to ";
+  const auto at = errors.find(before);
+  REQUIRE(at != std::string::npos);
+  const int started = std::atoi(errors.c_str() + at + before.size());
+  CHECK(started > 0);
+  CHECK(started < kWorkers);
+  // All that were: sixteen in the report, and so many more.
+  const auto more = errors.find("  and ", at);
+  if (more != std::string::npos) CHECK(std::atoi(errors.c_str() + more + 6) < kWorkers - 16);
+  CHECK(job.none_left());
+}
+
 TEST_CASE("a second interrupt kills at once") {
   LaunchProcess job(with_script({kTwo, "--grace_period=300"},
                                 "trap '' INT TERM\n"

@@ -108,13 +108,14 @@ TEST_CASE("one node as people write it for torchrun") {
         Words{"--standalone", "--rdzv-endpoint=x:0", "--master_addr=y", "--rdzv_id=z", "p"},
         Words{"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "p"},
         Words{"--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=somewhere:29400", "p"},
-        Words{"--rdzv-backend=c10d", "p"}}) {
+        Words{"--nnodes=1", "--rdzv-backend=c10d", "p"}}) {
     const Options options = parse(words, kSlurm);
     CHECK(options.nnodes == 1);
     CHECK(options.master_addr.empty());
     CHECK(options.master_port == 0);
     CHECK(options.run_id.empty());
   }
+  CHECK(parse({"--rdzv-backend=c10d", "p"}).nnodes == 1);
   CHECK(parse({"--rdzv-backend=c10d", "--rdzv_id=z", "p"}).run_id == "z");
   CHECK(parse({"p"}, {{"PET_STANDALONE", "1"}, {"PET_MASTER_ADDR", "x"}}).master_addr.empty());
   check_refused({"--standalone", "--nnodes=2", "p"}, {"--standalone", "one node"});
@@ -234,6 +235,47 @@ TEST_CASE("SLURM says what a launcher on each node needs") {
   CHECK(one.master_port == 0);
 }
 
+TEST_CASE("with c10d SLURM says how many nodes there are, and the first serves the rendezvous") {
+  const auto c10d = [](Words words, const Variables& variables = kSlurm) {
+    words.insert(words.begin(), "--rdzv_backend=c10d");
+    words.push_back("p");
+    return parse(words, variables);
+  };
+  const Options all = c10d({});
+  REQUIRE(all.elastic);
+  CHECK(all.elastic->least == 3);
+  CHECK(all.elastic->most == 3);
+  CHECK(all.elastic->endpoint() == "n07:15044");
+  CHECK(all.elastic->is_host == false);
+  CHECK(all.run_id == "slurm-42.2");
+  Variables first = kSlurm;
+  first["SLURM_NODEID"] = "0";
+  CHECK(c10d({}, first).elastic->is_host == true);
+  CHECK(c10d({"--rdzv_conf=is_host=0"}, first).elastic->is_host == false);
+
+  const Options range = c10d({"--nnodes=1:4"});
+  CHECK(range.elastic->least == 1);
+  CHECK(range.elastic->most == 4);
+  CHECK(range.elastic->endpoint() == "n07:15044");
+  // What is given wins, and a number that is not the step's has nothing to do with it.
+  const Options given = c10d({"--rdzv_endpoint=h", "--rdzv_id=i"});
+  CHECK(given.elastic->most == 3);
+  CHECK(given.elastic->endpoint() == "h:29400");
+  CHECK_FALSE(given.elastic->is_host);
+  CHECK(given.run_id == "i");
+  check_refused({"--rdzv_backend=c10d", "--nnodes=2", "p"}, {"--rdzv_endpoint"}, kSlurm);
+  CHECK_FALSE(c10d({"--standalone"}).elastic);
+
+  const Options mpi = c10d({}, {{"OMPI_COMM_WORLD_SIZE", "2"},
+                                {"OMPI_COMM_WORLD_RANK", "1"},
+                                {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+                                {"MASTER_ADDR", "m"}});
+  CHECK(mpi.elastic->most == 2);
+  CHECK(mpi.elastic->endpoint() == "m:29400");
+  check_refused({"--rdzv_backend=c10d", "p"}, {"--rdzv_endpoint"},
+                {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}});
+}
+
 TEST_CASE("the first host of a SLURM list") {
   CHECK(first_host("node[01-04,07]") == "node01");
   CHECK(first_host("node[7,09-11],other") == "node7");
@@ -317,9 +359,11 @@ TEST_CASE("what the program is") {
   CHECK(parse({"--role=trainer", "p"}).role == "trainer");
   CHECK(parse({"--local-addr=h", "p"}).local_addr == "h");
   CHECK(parse({"--virtual-local-rank", "p"}).virtual_local_rank);
-  CHECK(parse({"--numa-binding=node", "p"}).bind_to_numa_nodes);
+  CHECK(parse({"p"}).numa_binding == NumaBinding::kNone);
+  CHECK(parse({"--numa-binding=node", "p"}).numa_binding == NumaBinding::kNode);
+  CHECK(parse({"--numa-binding=core-complex", "p"}).numa_binding == NumaBinding::kCoreComplex);
   CHECK(parse({"--dry-run", "p"}).dry_run);
-  check_refused({"--numa-binding=socket", "p"}, {"--numa_binding", "'socket'", "not available"});
+  check_refused({"--numa-binding=core", "p"}, {"--numa_binding", "'core'", "'exclusive'"});
   check_refused({"--no-python", "-m", "p"}, {"--no_python", "--module"});
   check_refused({"--no-python", "--run-path", "p"}, {"--run_path"});
 }

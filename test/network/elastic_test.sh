@@ -25,8 +25,10 @@ nothing_left() {
   local node
   for node in "$@"; do await "nothing is left on node $node" gone "$node"; done
 }
-cut_power() {  # all processes of the node at once
-  kill -KILL $(ip netns pids "node$1")
+# All processes of the node at once: stopped first, so that none sees another one die and says so.
+cut_power() {
+  kill -STOP $(ip netns pids "node$1") 2>/dev/null || true
+  kill -KILL $(ip netns pids "node$1") 2>/dev/null || true
   wait "${pids[$1]}" || true
 }
 at() { await "rank $2 of $1 is there" test -e "$folder/at.$1.$2"; }  # WORLD_SIZE RANK
@@ -203,6 +205,33 @@ case $name in
     touch "$folder/end"
     finish 0 0
     nothing_left 0
+    ;;
+  c10d_interface_down)
+    make_nodes 2
+    conf=$conf,join_timeout=3
+    ip -n node1 link set eth0 down
+    for node in 0 1; do elastic $node sh -c "$meet"; done
+    for node in 0 1; do finish $node 1; done
+    said 0 "1 of at least 2 nodes came within 3 s" || die "node 0 does not say why"
+    said 1 "nobody serves the rendezvous at 10.77.0.1:29400 within 3 s" || die "node 1 does not say why"
+    nothing_left 0 1
+    ;;
+  c10d_slurm)
+    # The step says how many nodes there are, and which of them serves the rendezvous.
+    make_nodes 2
+    cp /etc/hosts "$folder/hosts"
+    echo "10.77.0.1 n07" >> "$folder/hosts"
+    mount --bind "$folder/hosts" /etc/hosts
+    export SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST='n[07-08]'
+    export SLURM_JOB_ID=10 SLURM_STEP_ID=3
+    for node in 1 0; do
+      SLURM_NODEID=$node start $node --rdzv_backend=c10d --rdzv_conf=$conf --use_env sh -c \
+        'echo $RANK $WORLD_SIZE $TORCHELASTIC_RUN_ID; MASTER_ADDR=10.77.0.1 exec $WORKER meet any'
+    done
+    for node in 0 1; do
+      finish $node 0
+      expect_lines "$folder/node$node" "$node 2 slurm-10.3"
+    done
     ;;
   c10d_training)
     # Real training: a node dies under it, the rest trains on; then a node comes, and all do.

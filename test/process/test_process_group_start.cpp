@@ -327,6 +327,18 @@ TEST_CASE("a rank 0 that is stopped during the start") {
   CHECK(results[1].seconds < 5);
 }
 
+TEST_CASE("a reserved socket that is no number is an error that names the variable") {
+  const auto results = run_ranks(1, [](const Rank&) {
+    setenv("DDP_MASTER_LISTEN_FD", "abc", 1);
+    start(milliseconds(5000));
+  });
+  INFO(summary(results));
+  CHECK(results[0].error_type == "UsageError");
+  CHECK_THAT(results[0].error, contains("DDP_MASTER_LISTEN_FD is \"abc\""));
+  CHECK_THAT(results[0].error,
+             contains("expected the number of a socket that the launcher has opened"));
+}
+
 TEST_CASE("a rank 0 that is killed while it waits for the others") {
   pid_t master = 0;
   const ddp::test::Trigger begins{0, "begins", [&](int pid) { master = pid; }};
