@@ -148,7 +148,13 @@ pid_t agent_of(const LaunchProcess& node) {
 
 /// Kills a whole node at once, so that nobody of it says anything any more.
 void cut_power(const LaunchProcess& node) {
-  REQUIRE(::kill(agent_of(node), SIGKILL) == 0);
+  const pid_t agent = agent_of(node);
+  // Stopped first: whichever is killed last would else see the other's end.
+  REQUIRE(::kill(agent, SIGSTOP) == 0);
+  send(node, SIGSTOP);
+  await("the node is stopped",
+        [&] { return process_state(agent) == 'T' && process_state(node.pid()) == 'T'; });
+  REQUIRE(::kill(agent, SIGKILL) == 0);
   send(node, SIGKILL);
 }
 
