@@ -1,4 +1,3 @@
-#include <chrono>
 #include <utility>
 
 #include <fmt/format.h>
@@ -13,11 +12,6 @@
 // The wrapper's join; see Note [Uneven inputs].
 
 namespace ddp {
-namespace {
-
-constexpr std::chrono::milliseconds kReportPatience(2500);
-
-}  // namespace
 
 void DistributedDataParallelBase::join(const std::function<void()>& body,
                                        const JoinOptions& options) {

@@ -95,8 +95,8 @@ std::atomic<bool> is_recorded{false};
 void write_error_file(const Failure& failure) {
   const auto path = environment(kErrorFile);
   if (!path || is_recorded.exchange(true)) return;
-  const int fd = ::open(path->c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   const std::string json = as_json(failure);
+  const int fd = ::open(path->c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   std::size_t written = 0;
   while (fd >= 0 && written < json.size()) {
     const ssize_t count = ::write(fd, json.data() + written, json.size() - written);

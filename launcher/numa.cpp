@@ -27,10 +27,12 @@ std::vector<int> homes(int workers, const Gpus& gpus, const CpuTopology& topolog
 CpuSet cores_of_node(int node, size_t worker, const CpuTopology& topology) {
   CpuSet cores = topology.cores_of_node(node);
   if (cores.empty()) {
-    throw Error(ExitStatus::kSetup,
-                fmt::format("--numa_binding: the launcher may use no core of NUMA node {}, where "
-                            "local rank {} belongs",
-                            node, worker));
+    throw Error(
+        ExitStatus::kSetup,
+        fmt::format("--numa_binding: the launcher may use no core of NUMA node {}, where "
+                    "local rank {} belongs\nLeave the option out, or let the launcher use more "
+                    "cores (taskset, the batch system).",
+                    node, worker));
   }
   return cores;
 }

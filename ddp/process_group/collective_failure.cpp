@@ -9,7 +9,7 @@ void fail_collective(StoreChannel& channel, const std::string& name, const std::
   const auto text =
       fmt::format("rank {} of {}: {} failed: {}", channel.rank(), channel.world_size(), name, why);
   channel.abort(text);
-  throw CommunicationError(text + channel.reports_of_others(std::chrono::milliseconds(2500)));
+  throw CommunicationError(text + channel.reports_of_others(kReportPatience));
 }
 
 }  // namespace ddp::detail

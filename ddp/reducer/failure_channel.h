@@ -6,6 +6,9 @@
 
 namespace ddp {
 
+/// How long a rank waits to hear from the others why they failed, and for them to hear why it did.
+constexpr std::chrono::milliseconds kReportPatience(2500);
+
 /// How the reducer tells the other ranks that a backward pass failed, and hears whether theirs
 /// did: beside the collectives, never on a path that succeeds. See Note [A failed pass].
 ///

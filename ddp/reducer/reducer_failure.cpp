@@ -23,8 +23,6 @@ namespace {
 // How long a rank whose pass died waits to hear that it died everywhere. Peers of a single dying
 // rank hang for as long as this.
 constexpr std::chrono::milliseconds kFailurePatience(2000);
-// How long a rank whose collective failed waits for the others' reports.
-constexpr std::chrono::milliseconds kReportPatience(2500);
 
 }  // namespace
 

@@ -29,11 +29,15 @@ void serve(const std::string& name, const std::string& workload, int steps_at_on
   torch::manual_seed(1);
   const auto work = ddp::bench::make_workload(workload);
   const auto peer = ddp::bench::make_peer(name, work);
-  torch::optim::SGD optimizer(work.model->parameters(), torch::optim::SGDOptions(kLearningRate));
+  const auto parameters = work.model->parameters();
+  torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(kLearningRate));
   const auto turn = [&](int steps) {
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < steps; ++i) {
-      optimizer.zero_grad();
+      // Not optimizer.zero_grad(), which refuses the views that c10d::Reducer makes.
+      for (const auto& parameter : parameters) {
+        parameter.mutable_grad().reset();
+      }
       torch::mse_loss(peer.forward(work.input), work.target).backward();
       peer.after_backward();
       optimizer.step();

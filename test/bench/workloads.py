@@ -43,6 +43,18 @@ class ResNet50(nn.Module):
         return self.head(self.body(x).mean((2, 3)))
 
 
+class Digits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            convolution(1, 16, 3, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+            convolution(16, 32, 3, 1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2))
+        self.head = nn.Sequential(nn.Linear(32 * 7 * 7, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return self.head(self.body(x).flatten(1))
+
+
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
@@ -68,6 +80,8 @@ def make_workload(name):
         return ResNet50(), torch.randn(4, 3, 32, 32), torch.randn(4, 1000)
     if name == "transformer":
         return transformer(), torch.randn(32, 2, 512), torch.randn(32, 2, 512)
+    if name == "digits":
+        return Digits(), torch.randn(64, 1, 28, 28), torch.randn(64, 10)
     if name == "embedding":
         return Words(), torch.randint(100000, (64, 16)), torch.randn(64, 64)
     raise ValueError(f"no workload {name}")

@@ -54,6 +54,15 @@ make_nodes() {
   done
 }
 
+# The variables of a SLURM step of two nodes, and a name for the first. To be called before nodes start anything.
+make_slurm_step() {
+  cp /etc/hosts "$folder/hosts"
+  echo "10.77.0.1 n07" >> "$folder/hosts"
+  mount --bind "$folder/hosts" /etc/hosts
+  export SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST='n[07-08]'
+  export SLURM_JOB_ID=10 SLURM_STEP_ID=3
+}
+
 declare -A pids
 start() {  # NODE options... -- program...
   local node=$1

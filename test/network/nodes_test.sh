@@ -57,11 +57,7 @@ case $name in
     ;;
   slurm)
     make_nodes 2
-    cp /etc/hosts "$folder/hosts"
-    echo "10.77.0.1 n07" >> "$folder/hosts"
-    mount --bind "$folder/hosts" /etc/hosts
-    export SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST='n[07-08]'
-    export SLURM_JOB_ID=10 SLURM_STEP_ID=3
+    make_slurm_step
     for node in 1 0; do
       SLURM_NODEID=$node start $node --nproc_per_node=2 --use_env sh -c \
         'export MASTER_ADDR=10.77.0.1; echo $RANK $WORLD_SIZE $MASTER_PORT $TORCHELASTIC_RUN_ID
