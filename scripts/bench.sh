@@ -13,5 +13,5 @@ done
 
 scripts/bootstrap.sh
 cmake --preset release > /dev/null
-cmake --build --preset release --target bench_step bench_growth launch
+cmake --build --preset release --target bench_step bench_growth bench_all_reduce launch
 exec .deps/venv/bin/python test/bench/bench.py --json build/bench.json "$@"

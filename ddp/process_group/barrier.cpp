@@ -10,7 +10,9 @@ namespace ddp {
 
 Work barrier(const BarrierOptions& options, const ProcessGroup& group) {
   const detail::CollectiveCall call(group, "barrier");
-  return call.run(options.async_op(), [&] { return call.group().barrier(); });
+  c10d::BarrierOptions native;
+  native.asyncOp = options.async_op();
+  return call.run(options.async_op(), [&] { return call.group().barrier(native); });
 }
 
 void barrier(const ProcessGroup& group) { barrier(BarrierOptions(), group); }

@@ -12,6 +12,7 @@
 
 #include <ddp/error.h>
 #include <ddp/error_text.h>
+#include <ddp/process_group/connected.h>
 #include <ddp/process_group/connections.h>
 #include <ddp/process_group/environment.h>
 #include <ddp/process_group/gloo_backend.h>
@@ -19,13 +20,6 @@
 
 namespace ddp::detail {
 namespace {
-
-/// What a ProcessGroup does not tell of its backend.
-class Connected {
- public:
-  virtual ~Connected() = default;
-  virtual int peers_gone() const = 0;
-};
 
 /// Gloo's own way to close connections (Context::closeConnections) tells the peers, but not this
 /// process's threads: an operation in flight goes on waiting for Gloo's timeout, and destroying the
@@ -149,6 +143,8 @@ int peers_gone(c10d::ProcessGroup& group) {
   }
 }
 
+bool gloo_connects_lazily() { return c10d::getDefaultGlooLazyInit(); }
+
 GlooDevices make_gloo_devices(int rank, const std::string& address) {
   GlooDevices devices;
   const bool lazy = c10d::getDefaultGlooLazyInit();
@@ -178,6 +174,12 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
   const auto backend = connect(store, settings);
   // Python's order: the number before the wrapper.
   backend->setSequenceNumberForGroup();
+  return backend;
+}
+
+c10::intrusive_ptr<c10d::Backend> checked(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                          const c10::intrusive_ptr<c10d::Store>& store,
+                                          const GlooSettings& settings) {
   if (c10d::debug_level() != c10d::DebugLevel::Detail) {
     return backend;
   }

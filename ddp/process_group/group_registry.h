@@ -22,6 +22,8 @@ struct Group {
   bool leaves_last = false;
   /// The group's ranks in the default group, ascending; empty for a group that the program made.
   std::vector<int> ranks;
+  /// The backend that was asked for; new groups ask for the same.
+  std::string backend;
   /// The numeric address that connections are bound to.
   std::string address;
 };

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdio>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -6,7 +7,9 @@
 
 #include <ddp/error.h>
 #include <ddp/error_text.h>
+#include <ddp/process_group/backend_choice.h>
 #include <ddp/process_group/make_group.h>
+#include <ddp/process_group/shm/shm_backend.h>
 #include <ddp/process_group/store_sockets.h>
 
 namespace ddp::detail {
@@ -55,6 +58,19 @@ std::string failure_text(const GroupPlan& plan, StoreChannel& channel,
              plan.address, std::chrono::duration<double>(plan.timeout).count(), why);
 }
 
+/// c10d knows the names of its own backends only, and which of these number their calls.
+class SharedMemoryGroup final : public c10d::ProcessGroup {
+ public:
+  using ProcessGroup::ProcessGroup;
+  const std::string getBackendName() const override { return "shm"; }
+  void setSequenceNumberForGroup() override {
+    getBackend(c10::DeviceType::CPU)->setSequenceNumberForGroup();
+  }
+  std::uint64_t getSequenceNumberForGroup() override {
+    return getBackend(c10::DeviceType::CPU)->getSequenceNumberForGroup();
+  }
+};
+
 }  // namespace
 
 Group make_group(const GroupPlan& plan) {
@@ -66,9 +82,11 @@ Group make_group(const GroupPlan& plan) {
   Group group;
   group.ranks = plan.ranks;
   group.address = plan.address;
+  group.backend = plan.backend;
   group.channel = std::make_shared<StoreChannel>(group_store, plan.rank, world_size, plan.timeout);
   try {
-    group.channel->announce();
+    BackendChoice choice(plan.backend, plan.rank, plan.ranks);
+    group.channel->announce(choice.announcement());
     GlooSettings settings;
     settings.rank = plan.rank;
     settings.world_size = world_size;
@@ -77,17 +95,32 @@ Group make_group(const GroupPlan& plan) {
         milliseconds(1), std::chrono::duration_cast<milliseconds>(plan.deadline - Clock::now()));
     settings.timeout = plan.timeout;
     settings.name = plan.name;
-    const auto backend = make_gloo_backend(device_store, settings);
-    const auto kind = c10d::ProcessGroup::BackendType::GLOO;
-    auto process_group =
-        c10::make_intrusive<c10d::ProcessGroup>(group_store, plan.rank, world_size);
+    auto backend = make_gloo_backend(device_store, settings);
+    group.channel->find_members();
+    auto kind = c10d::ProcessGroup::BackendType::GLOO;
+    c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+    if (auto ranks = choice.decide(*group.channel)) {
+      backend =
+          c10::make_intrusive<shm::ShmBackend>(plan.rank, std::move(ranks), backend, plan.timeout);
+      kind = c10d::ProcessGroup::BackendType::CUSTOM;
+      process_group = c10::make_intrusive<SharedMemoryGroup>(group_store, plan.rank, world_size);
+    } else {
+      process_group = c10::make_intrusive<c10d::ProcessGroup>(group_store, plan.rank, world_size);
+    }
+    if (!choice.reason().empty() && plan.rank == 0) {
+      std::fputs(fmt::format("ddp: rank {}: the ranks of this machine do not share memory, and "
+                             "communicate over Gloo: {}\n",
+                             plan.ranks[plan.rank], choice.reason())
+                     .c_str(),
+                 stderr);
+    }
+    backend = checked(backend, device_store, settings);
     process_group->setDefaultBackend(kind);
     for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
       process_group->setBackend(device, kind, backend);
     }
     process_group->setGroupName(plan.name);
     process_group->setGroupDesc(plan.description);
-    group.channel->find_members();
     group.channel->set_process_group(process_group);
     group.process_group = process_group;
   } catch (const Error&) {

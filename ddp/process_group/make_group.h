@@ -19,6 +19,8 @@ struct GroupPlan {
   /// This process's rank in the group, and the group's ranks as ranks of the default group.
   int rank = -1;
   std::vector<int> ranks;
+  /// "", "gloo" or "shm".
+  std::string backend;
   GlooDevices devices;
   std::string address;
   std::chrono::milliseconds timeout;

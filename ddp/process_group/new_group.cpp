@@ -66,6 +66,12 @@ ProcessGroup new_group(std::vector<int> list, const NewGroupOptions& options) {
         "new_group: timeout is {} ms; it must be positive, or 0 for the default group's",
         options.timeout().count()));
   }
+  if (!options.backend().empty() && options.backend() != "gloo" && options.backend() != "shm") {
+    throw UsageError(
+        fmt::format("new_group: the backend \"{}\" is not in this build; use \"gloo\", \"shm\", or "
+                    "\"\" for what the default group asked for",
+                    options.backend()));
+  }
   const auto parent = group_entry(default_group());
   const int rank = parent.process_group->getRank();
   const auto ranks = checked(std::move(list), rank, parent.process_group->getSize());
@@ -91,6 +97,7 @@ ProcessGroup new_group(std::vector<int> list, const NewGroupOptions& options) {
   plan.description = "undefined";
   plan.rank = static_cast<int>(own - ranks.begin());
   plan.ranks = ranks;
+  plan.backend = options.backend().empty() ? parent.backend : options.backend();
   plan.devices = detail::make_gloo_devices(rank, parent.address);
   plan.address = parent.address;
   plan.timeout = timeout;

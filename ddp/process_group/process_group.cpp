@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -65,10 +67,16 @@ void close(detail::Group& group) {
   group.server.reset();
 }
 
+/// The process whose exit closes the groups; 0 before the first of them.
+std::atomic<pid_t> registered_by{0};
+
 /// A program that ends without destroy_process_group() still closes its connections before
 /// LibTorch's statics are destroyed, and waits for nobody: a collective that is still running is
 /// ended first, as Gloo's threads would be joined only after its timeout.
 void close_at_exit() {
+  if (getpid() != registered_by) {
+    return;  // a forked process has none of the threads, and the connections are the parent's
+  }
   auto& all = detail::group_registry();
   std::map<c10d::ProcessGroup*, detail::Group> groups;
   {
@@ -87,10 +95,10 @@ void check_options(const InitProcessGroupOptions& options) {
         "init_process_group: the default process group exists already; call "
         "destroy_process_group() first");
   }
-  if (!options.backend().empty() && options.backend() != "gloo") {
+  if (!options.backend().empty() && options.backend() != "gloo" && options.backend() != "shm") {
     throw UsageError(
-        fmt::format("init_process_group: the backend \"{}\" is not in this build; use \"gloo\", or "
-                    "\"\" for the best one here",
+        fmt::format("init_process_group: the backend \"{}\" is not in this build; use \"gloo\", "
+                    "\"shm\", or \"\" for the best one here",
                     options.backend()));
   }
   if (options.timeout() <= milliseconds::zero()) {
@@ -149,6 +157,7 @@ detail::Group connect(const InitProcessGroupOptions& options, std::uint64_t gene
     plan.store = met.store;
     plan.name = "0";
     plan.description = "default_pg";
+    plan.backend = options.backend();
     plan.rank = place.rank;
     plan.ranks.resize(place.world_size);
     std::iota(plan.ranks.begin(), plan.ranks.end(), 0);
@@ -188,8 +197,9 @@ void init_process_group(const InitProcessGroupOptions& options) {
   ignore_broken_pipes();
   auto& all = detail::group_registry();
   auto group = connect(options, all.generation);
-  static const bool registered = (std::atexit(close_at_exit), true);
-  (void)registered;
+  if (registered_by.exchange(getpid()) == 0) {
+    std::atexit(close_at_exit);
+  }
   const std::lock_guard lock(all.mutex);
   ++all.generation;
   all.group_count = 1;

@@ -23,7 +23,8 @@ class InitProcessGroupOptions {
   /* implicit */ InitProcessGroupOptions(std::string backend) : backend_(std::move(backend)) {}
   /* implicit */ InitProcessGroupOptions(const char* backend) : backend_(backend) {}
 
-  /// "" (the best one for this build and machine) or "gloo".
+  /// "gloo"; "shm": shared memory, for ranks of one machine; or "": shared memory where all ranks
+  /// can, else Gloo. The same on all ranks.
   TORCH_ARG(std::string, backend);
   /// Where the ranks meet: `env://` (what the launcher sets), `tcp://host:port`, `file:///path`.
   TORCH_ARG(std::string, init_method);
@@ -53,6 +54,8 @@ void init_process_group(const InitProcessGroupOptions& options = {});
 /// Options of `new_group`.
 class NewGroupOptions {
  public:
+  /// As of `InitProcessGroupOptions`; "": what the default group asked for.
+  TORCH_ARG(std::string, backend);
   /// Bound of each collective of the group, and of the wait for its members; 0: the default
   /// group's.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
@@ -110,7 +113,7 @@ int get_rank(const ProcessGroup& group = {});
 /// a group.
 int get_world_size(const ProcessGroup& group = {});
 
-/// The name of the group's backend, as "gloo".
+/// The name of the group's backend: "gloo" or "shm".
 std::string get_backend(const ProcessGroup& group = {});
 
 /// This process's number on its node, from LOCAL_RANK; 0 where that is not set.

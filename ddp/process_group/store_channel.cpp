@@ -67,7 +67,44 @@ std::string StoreChannel::await(const std::string& key, milliseconds patience) {
   });
 }
 
-void StoreChannel::announce() { set(member_key(rank_), "1", timeout_); }
+void StoreChannel::announce(const std::string& text) { set(member_key(rank_), text, timeout_); }
+
+std::vector<std::string> StoreChannel::announcements() {
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    try {
+      texts.push_back(await(member_key(rank), timeout_));
+    } catch (const StoreFailure& failure) {
+      throw CommunicationError(fmt::format("rank {}: cannot learn what rank {} has announced: {}",
+                                           rank_, rank, failure.what()));
+    }
+  }
+  return texts;
+}
+
+std::vector<std::string> StoreChannel::exchange(const std::string& name, const std::string& text,
+                                                const std::string& what) {
+  const auto key = [&](int rank) { return fmt::format("ddp/exchange/{}/{}", name, rank); };
+  const auto deadline = Clock::now() + timeout_;
+  std::vector<std::string> texts;
+  int awaited = rank_;
+  try {
+    // Not every store keeps an empty value.
+    set(key(rank_), "=" + text, left_until(deadline));
+    for (awaited = 0; awaited < world_size_; ++awaited) {
+      texts.push_back(await(key(awaited), left_until(deadline)).substr(1));
+    }
+  } catch (const StoreFailure& failure) {
+    if (failure.kind() == Kind::kTimeout) {
+      throw CommunicationError(fmt::format("rank {}: rank {} has not {} within {:.1f} s", rank_,
+                                           awaited, what,
+                                           std::chrono::duration<double>(timeout_).count()));
+    }
+    throw CommunicationError(fmt::format("rank {}: cannot learn whether rank {} has {}: {}", rank_,
+                                         awaited, what, failure.what()));
+  }
+  return texts;
+}
 
 void StoreChannel::find_members() {
   assume_all_members();

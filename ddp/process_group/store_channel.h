@@ -28,12 +28,20 @@ class StoreChannel final : public FailureChannel {
   StoreChannel(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                std::chrono::milliseconds timeout);
 
-  /// Says that this rank is a C++ rank. To be called before the backend connects the ranks.
-  void announce();
+  /// Says that this rank is a C++ rank, and `text` to the other ones. To be called before the
+  /// backend connects the ranks.
+  void announce(const std::string& text);
   /// Learns which ranks announced themselves. To be called after the backend has connected them.
   void find_members();
   /// For a group made by the program itself: takes every rank for a C++ rank.
   void assume_all_members();
+  /// What the ranks said with their announcements, where all of them are members. Throws
+  /// CommunicationError where the store does not answer.
+  std::vector<std::string> announcements();
+  /// Gives `text` to all other ranks and gets theirs, by rank, where all ranks are members. Once
+  /// for each `name`; `what` is as for `decide`.
+  std::vector<std::string> exchange(const std::string& name, const std::string& text,
+                                    const std::string& what);
   /// The ranks that have not announced themselves by now; none where the store does not answer.
   std::vector<int> not_announced();
   /// Says that the store goes when this process ends: after a failure it waits a moment for the

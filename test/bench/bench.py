@@ -294,7 +294,8 @@ def steps(options, measures):
         sys.stdout.flush()
 
 
-PARTS = {"steps": steps, "growth": other_measures.growth, "start": other_measures.start}
+PARTS = {"steps": steps, "all_reduce": other_measures.all_reduce, "growth": other_measures.growth,
+         "start": other_measures.start}
 
 
 def main():

@@ -1,5 +1,6 @@
 """What bench.py measures beside training steps."""
 
+import json
 import os
 import signal
 import statistics
@@ -63,3 +64,13 @@ def time_to_first_line(command):
             log.seek(0)
             sys.exit(f"bench: {' '.join(command)} ended with {status}\n{log.read().decode(errors='replace')[-2000:]}")
     return seconds
+
+
+def all_reduce(options, measures):
+    """Bare all-reduces, Gloo's and through shared memory."""
+    with tempfile.TemporaryDirectory(prefix="ddp-bench-") as folder:
+        command = [f"{options.bin}/bench_all_reduce", "--rounds", "7", "--json", f"{folder}/measures.json"]
+        print(flush=True)
+        subprocess.run(command, check=True, timeout=600)
+        with open(f"{folder}/measures.json", encoding="utf-8") as file:
+            measures.rows += json.load(file)["measures"]

@@ -9,9 +9,9 @@
 
 namespace ddp::test {
 
-/// Joins the default group over Gloo.
+/// Joins the default group, over the tests' backend.
 inline void start(std::chrono::milliseconds timeout = std::chrono::seconds(15)) {
-  ddp::init_process_group(ddp::InitProcessGroupOptions("gloo").timeout(timeout));
+  ddp::init_process_group(ddp::InitProcessGroupOptions(backend()).timeout(timeout));
 }
 
 /// The rows (1,0), (0,1), (1,1), (2,-1).

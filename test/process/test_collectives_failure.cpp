@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 namespace {
 
 void start(milliseconds timeout = milliseconds(15000)) {
-  ddp::init_process_group(ddp::InitProcessGroupOptions("gloo").timeout(timeout));
+  ddp::init_process_group(ddp::InitProcessGroupOptions(ddp::test::backend()).timeout(timeout));
 }
 
 }  // namespace
@@ -39,13 +39,17 @@ TEST_CASE(
       {"all_reduce: the tensor is not dense and contiguous (shape [4], strides [2]); pass "
        "tensor.contiguous()",
        [] { ddp::all_reduce(at::ones({8}).slice(0, 0, 8, 2)); }},
-      {"all_reduce: the tensor is of dtype Short, which gloo cannot reduce with SUM",
+      {"all_reduce: the tensor is of dtype Short, which " + ddp::test::backend() +
+           " cannot reduce with SUM",
        [] { ddp::all_reduce(at::ones({2}, at::kShort)); }},
-      {"all_reduce: the tensor is of dtype ComplexFloat, which gloo cannot reduce with MAX",
+      {"all_reduce: the tensor is of dtype ComplexFloat, which " + ddp::test::backend() +
+           " cannot reduce with MAX",
        [] { ddp::all_reduce(at::ones({2}, at::kComplexFloat), ReduceOp::MAX); }},
-      {"all_reduce: the tensor is of dtype Int, which gloo cannot reduce with AVG",
+      {"all_reduce: the tensor is of dtype Int, which " + ddp::test::backend() +
+           " cannot reduce with AVG",
        [] { ddp::all_reduce(at::ones({2}, at::kInt), ReduceOp::AVG); }},
-      {"all_reduce: the tensor is of dtype Float, which gloo cannot reduce with BAND",
+      {"all_reduce: the tensor is of dtype Float, which " + ddp::test::backend() +
+           " cannot reduce with BAND",
        [] { ddp::all_reduce(at::ones({2}), ReduceOp::BAND); }},
       {"all_reduce: the tensor is a lazy conjugate",
        [] { ddp::all_reduce(at::ones({2}, at::kComplexFloat).conj()); }},
@@ -173,11 +177,14 @@ TEST_CASE("refusals of one rank alone: no source, no other rank, an object that 
   CHECK_THAT(results[0]["object"], contains("this object (Future) cannot be sent: "));
 }
 
-TEST_CASE("a rank that dies in the middle of a message ends its receiver, and the group can go") {
+TEST_CASE(
+    "over Gloo, a rank that dies in the middle of a message ends its receiver, and the group can "
+    "go") {
   const auto results = run_ranks(
       2,
       [](const Rank& rank) {
-        start(milliseconds(60000));
+        ddp::init_process_group(
+            ddp::InitProcessGroupOptions("gloo").timeout(std::chrono::seconds(60)));
         const auto tensor = at::zeros({std::int64_t{256} << 20}, at::kByte);
         if (rank.rank() == 0) {
           ddp::broadcast(tensor, ddp::BroadcastOptions(0).async_op(true));

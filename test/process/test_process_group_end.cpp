@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 namespace {
 
 void start(milliseconds timeout = milliseconds(10000)) {
-  ddp::init_process_group(ddp::InitProcessGroupOptions("gloo").timeout(timeout));
+  ddp::init_process_group(ddp::InitProcessGroupOptions(ddp::test::backend()).timeout(timeout));
 }
 
 void all_reduce() { ddp::all_reduce(at::ones({1000})); }

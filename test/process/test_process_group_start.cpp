@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 namespace {
 
 void start(milliseconds timeout) {
-  ddp::init_process_group(ddp::InitProcessGroupOptions("gloo").timeout(timeout));
+  ddp::init_process_group(ddp::InitProcessGroupOptions(ddp::test::backend()).timeout(timeout));
 }
 
 float sum_of_ranks() {
@@ -105,7 +105,7 @@ TEST_CASE("two ranks meet over the environment") {
     CHECK(results[rank].status == 0);
     CHECK(results[rank]["sum"] == "3.000000");
     CHECK(results[rank]["who"] == std::to_string(rank) + "/2");
-    CHECK(results[rank]["backend"] == "gloo");
+    CHECK(results[rank]["backend"] == ddp::test::backend());
     CHECK(results[rank]["after"] == "0");
   }
 }

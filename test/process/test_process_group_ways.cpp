@@ -28,7 +28,7 @@ namespace {
 
 InitProcessGroupOptions over(const std::string& method,
                              milliseconds timeout = milliseconds(15000)) {
-  return InitProcessGroupOptions("gloo").init_method(method).timeout(timeout);
+  return InitProcessGroupOptions(ddp::test::backend()).init_method(method).timeout(timeout);
 }
 
 float sum_of_ranks(const ddp::ProcessGroup& group = {}) {

@@ -242,6 +242,11 @@ std::vector<RankResult> run_ranks(int world_size, const std::function<void(const
   return results;
 }
 
+std::string backend() {
+  const char* const asked = std::getenv("DDP_TEST_BACKEND");
+  return asked != nullptr ? asked : "gloo";
+}
+
 std::string summary(const std::vector<RankResult>& results) {
   std::string text;
   for (std::size_t rank = 0; rank < results.size(); ++rank) {

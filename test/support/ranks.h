@@ -103,6 +103,10 @@ class ReservedPort {
   } while (false)
 [[noreturn]] void fail_rank(const char* file, int line, const char* expression);
 
+/// The backend that the tests' groups take: DDP_TEST_BACKEND, or "gloo". CTest runs the test
+/// programs of process groups over each.
+std::string backend();
+
 /// For a failed CHECK: what every rank said.
 std::string summary(const std::vector<RankResult>& results);
 

@@ -1,0 +1,8 @@
+#include <ddp/process_group/shm/kernel_tables.h>
+#include <ddp/process_group/shm/reduce_loops.h>
+
+namespace ddp::shm {
+
+const Kernels::Table& avx2_table() { return kTable; }
+
+}  // namespace ddp::shm
