@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -37,6 +38,18 @@ constexpr std::array<std::string_view, 17> kOverridden = {
     kErrorFileVariable,
     kListenFdVariable,
 };
+
+/// For glibc (mallopt(3)): no piece has a mapping of its own, which would go with it, nothing is
+/// given back to the system, and the heap grows by much at once.
+constexpr std::array<std::pair<std::string_view, const char*>, 3> kMallocSettings = {{
+    {"MALLOC_MMAP_MAX_", "0"},
+    {"MALLOC_TRIM_THRESHOLD_", "4000000000"},
+    {"MALLOC_TOP_PAD_", "268435456"},
+}};
+
+bool names(std::string_view entry, std::string_view name) {
+  return entry.substr(0, entry.find('=')) == name;
+}
 
 }  // namespace
 
@@ -78,6 +91,16 @@ WorkerEnvironment::WorkerEnvironment(const char* const* inherited, const Job& jo
         std::to_string(std::max(1, available_cores() / options.nproc_per_node)));
   }
   if (!has_gloo_interface && master.loopback) set(common_, "GLOO_SOCKET_IFNAME", "lo");
+  if (options.tune_malloc) tune_malloc();
+}
+
+void WorkerEnvironment::tune_malloc() {
+  for (const auto& [name, value] : kMallocSettings) {
+    const bool has_own = std::any_of(kept_.begin(), kept_.end(), [name = name](const char* entry) {
+      return names(entry, name);
+    });
+    if (!has_own) set(common_, name.data(), value);
+  }
 }
 
 void WorkerEnvironment::set(std::vector<std::string>& to, const char* name,

@@ -32,6 +32,7 @@ class WorkerEnvironment {
 
  private:
   void set(std::vector<std::string>& to, const char* name, const std::string& value);
+  void tune_malloc();
 
   const Job& job_;
   int listen_fd_;

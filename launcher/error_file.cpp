@@ -14,6 +14,7 @@
 #include <launcher/error_file.h>
 #include <launcher/json_strings.h>
 #include <launcher/message.h>
+#include <launcher/set_aside.h>
 
 namespace ddp::launcher {
 namespace {
@@ -75,7 +76,7 @@ ErrorFiles::ErrorFiles(const std::vector<std::string>& folders) {
       paths_.back() = std::string(whole) + "/error.json";
       std::free(whole);
     }
-    ::unlink(paths_.back().c_str());  // of an earlier run with the same id
+    if (!set_aside(paths_.back())) ::unlink(paths_.back().c_str());
   }
 }
 

@@ -31,6 +31,10 @@ constexpr std::array kOptions = {
         "the node's that no other worker has, 'core-complex' some that share a cache"},
     OptionSpec{"virtual_local_rank", 0, "", kHere,
                "Show each worker one GPU alone (CUDA_VISIBLE_DEVICES), with LOCAL_RANK=0"},
+    OptionSpec{"tune_malloc", 0, "", kHere,
+               "Let the workers' malloc keep what they free: a training step asks for the same "
+               "large pieces as the one before it, and gets them without page faults. Takes more "
+               "memory; what the environment says of MALLOC_* stays"},
     OptionSpec{"nnodes", 0, "N", kNodes,
                "Number of nodes of the job, or with --rdzv_backend=c10d MIN:MAX of them, which may "
                "come and go while it runs (default: the batch system's, else 1)"},

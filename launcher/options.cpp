@@ -199,6 +199,7 @@ void read_program(Options& options, const OptionValues& values, std::string_view
   }
   options.role = values.text("role", options.role);
   options.virtual_local_rank = values.flag("virtual_local_rank");
+  options.tune_malloc = values.flag("tune_malloc");
   if (const auto* numa = values.find("numa_binding")) {
     options.numa_binding = numa_binding(numa->text);
     if (options.numa_binding == NumaBinding::kNone) {

@@ -33,6 +33,7 @@ struct Options {
   bool run_path = false;
   std::string role = "default";
   bool virtual_local_rank = false;
+  bool tune_malloc = false;
   NumaBinding numa_binding = NumaBinding::kNone;
 
   std::string log_dir;  ///< empty: no files

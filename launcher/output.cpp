@@ -10,6 +10,7 @@
 #include <launcher/error.h>
 #include <launcher/message.h>
 #include <launcher/output.h>
+#include <launcher/set_aside.h>
 #include <launcher/text_template.h>
 
 namespace ddp::launcher {
@@ -37,8 +38,8 @@ void make_folders(const std::string& path) {
   }
 }
 
-UniqueFd create_file(const std::string& path) {
-  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
+UniqueFd create(const std::string& path) {
+  UniqueFd fd = create_file(path);
   if (!fd) fail("write", path);
   return fd;
 }
@@ -137,13 +138,13 @@ std::array<UniqueFd, 2> Output::open_streams(int local_rank) {
         end = UniqueFd(::open("/dev/null", O_WRONLY | O_CLOEXEC));
         break;
       case Way::kFile:
-        end = create_file(path_of(local_rank, stream));
+        end = create(path_of(local_rank, stream));
         break;
       case Way::kPipe: {
         const size_t index = static_cast<size_t>(local_rank) * 2 + static_cast<size_t>(stream);
         Pipe& pipe = pipes_[index];
         pipe.path = path_of(local_rank, stream);
-        if (!pipe.path.empty()) pipe.file = create_file(pipe.path);
+        if (!pipe.path.empty()) pipe.file = create(pipe.path);
         int ends[2];
         if (::pipe2(ends, O_CLOEXEC) != 0) {
           throw Error(ExitStatus::kSetup,

@@ -28,7 +28,9 @@ std::string failure_text(const GroupPlan& plan, StoreChannel& channel,
                        "(see its log), or does not answer",
                        plan.where);
   }
-  auto missing = channel.not_announced();
+  // Where it failed early, not for those who may still come.
+  const bool is_late = Clock::now() >= plan.deadline - plan.timeout / 10;
+  auto missing = is_late ? channel.not_announced() : std::vector<int>();
   for (int& rank : missing) {
     rank = plan.ranks[rank];
   }

@@ -266,18 +266,17 @@ void Bucket::finish(const std::vector<NamedParameter>& parameters,
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     auto& slot = slots_[i];
+    const bool is_set_elsewhere =
+        slot.state == State::kUnused && (used_anywhere.empty() || used_anywhere[indices_[i]] != 0);
+    const bool is_result_elsewhere = is_sparse_ && slot.state == State::kCollected;
+    if (!is_set_elsewhere && !is_result_elsewhere && slot.state != State::kCopyBack) {
+      continue;  // most gradients are the slots already; nothing of theirs is touched again
+    }
     auto& gradient = parameters[indices_[i]].tensor.mutable_grad();
-    if (is_sparse_) {
-      if (slot.state == State::kCollected ||
-          (slot.state == State::kUnused &&
-           (used_anywhere.empty() || used_anywhere[indices_[i]] != 0))) {
-        gradient = message_;
-      }
-    } else if (slot.state == State::kCopyBack) {
+    if (slot.state == State::kCopyBack) {
       gradient.detach().copy_(slot.alias);
-    } else if (slot.state == State::kUnused &&
-               (used_anywhere.empty() || used_anywhere[indices_[i]] != 0)) {
-      gradient = slot.alias;
+    } else {
+      gradient = is_sparse_ ? message_ : slot.alias;
     }
   }
 }

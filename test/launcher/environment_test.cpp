@@ -119,6 +119,22 @@ TEST_CASE("the user's own settings win") {
   CHECK(variables.at("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0");
 }
 
+TEST_CASE("malloc is tuned where that is asked for, but for what the user has set") {
+  Options options;
+  Master master = local_master();
+  const char* const inherited[] = {"MALLOC_TOP_PAD_=1000", nullptr};
+  const Job plain = job_with(options);
+  WorkerEnvironment untouched(inherited, plain, master, 0);
+  CHECK(read(untouched.of(0)).count("MALLOC_MMAP_MAX_") == 0);
+  options.tune_malloc = true;
+  const Job tuned = job_with(options);
+  WorkerEnvironment environment(inherited, tuned, master, 0);
+  const Variables variables = read(environment.of(0));
+  CHECK(variables.at("MALLOC_MMAP_MAX_") == "0");
+  CHECK(variables.at("MALLOC_TRIM_THRESHOLD_") == "4000000000");
+  CHECK(variables.at("MALLOC_TOP_PAD_") == "1000");
+}
+
 TEST_CASE("threads are divided only where there are several workers, and there is one at least") {
   Options options;
   const Job one = job_with(options);

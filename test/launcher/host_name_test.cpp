@@ -1,4 +1,4 @@
-// A machine whose own name has no address, and a master's name that has none.
+// A machine whose own name has no address, and a master whose name has none. (Case C28.)
 
 #include <sched.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// What becomes of what the workers write.
+// What becomes of what the workers write. (Case C25.)
 
 #include <fcntl.h>
 #include <signal.h>
@@ -133,6 +133,60 @@ TEST_CASE("redirects and tee by local rank, and what is shown") {
   for (const auto& [file, text] : files) CHECK(logs.read("run/attempt_0/" + file) == text);
   for (const std::string file : {"1/stdout.log", "2/stderr.log", "3/stderr.log", "0/error.json"})
     CHECK_FALSE(logs.has("run/attempt_0/" + file));
+}
+
+TEST_CASE("redirects of everything leave nothing on the screen") {
+  const LaunchProcess logs(with_script({}, "exit 0"));
+  LaunchProcess job(
+      with_script({kTwo, "--redirects=3", "--rdzv-id=run", "--log-dir", logs.folder() + "/not/yet"},
+                  "echo out $RANK; echo error $RANK >&2"));
+  CHECK(job.wait() == 0);
+  CHECK(job.output() == "");
+  CHECK(job.errors() == "");
+  for (const std::string rank : {"0", "1"}) {
+    const std::string folder = "not/yet/run/attempt_0/" + rank;
+    CHECK(logs.read(folder + "/stdout.log") == "out " + rank + "\n");
+    CHECK(logs.read(folder + "/stderr.log") == "error " + rank + "\n");
+  }
+}
+
+TEST_CASE("one rank on the screen, the files of all are whole") {
+  const LaunchProcess logs(with_script({}, "exit 0"));
+  const std::string script = "echo out $RANK; echo error $RANK >&2";
+  LaunchProcess tee(with_script(
+      {kTwo, "--tee=3", "--local-ranks-filter=0", "--rdzv-id=run", "--log-dir", logs.folder()},
+      script));
+  CHECK(tee.wait() == 0);
+  CHECK(tee.output() == "[rank 0]: out 0\n");
+  CHECK(tee.errors() == "[rank 0]: error 0\n");
+  CHECK(logs.read("run/attempt_0/1/stdout.log") == "out 1\n");
+  CHECK(logs.read("run/attempt_0/1/stderr.log") == "error 1\n");
+  LaunchProcess alone(with_script({kTwo, "--local-ranks-filter=0"}, script));
+  CHECK(alone.wait() == 0);
+  CHECK(alone.output() == "out 0\n");
+  CHECK(alone.errors() == "error 0\n");
+}
+
+TEST_CASE("runs with the same folder and id neither mix their files nor lose any") {
+  const LaunchProcess logs(with_script({}, "exit 0"));
+  const auto run = [&](const std::string& script) {
+    return with_script({"--redirects=1", "--rdzv-id=run", "--log-dir", logs.folder()}, script);
+  };
+  LaunchProcess slow(
+      run("echo slow begins; echo > $DIR/begun\n"
+          "until [ -e $DIR/go ]; do sleep 0.01; done; echo slow ends"));
+  slow.await_files({"begun"});
+  LaunchProcess quick(run("echo quick; echo mistake > $TORCHELASTIC_ERROR_FILE"));
+  CHECK(quick.wait() == 0);
+  slow.write("go");
+  CHECK(slow.wait() == 0);
+  LaunchProcess last(run("echo last"));
+  CHECK(last.wait() == 0);
+  CHECK(logs.read("run/attempt_0/0/stdout.log.1") == "slow begins\nslow ends\n");
+  CHECK(logs.read("run/attempt_0/0/stdout.log.2") == "quick\n");
+  CHECK(logs.read("run/attempt_0/0/stdout.log") == "last\n");
+  CHECK(logs.read("run/attempt_0/0/error.json.1") == "mistake\n");
+  CHECK_FALSE(logs.has("run/attempt_0/0/error.json"));
 }
 
 TEST_CASE("line prefixes without tee, and their forms") {

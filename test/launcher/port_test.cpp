@@ -1,4 +1,4 @@
-// Where the workers meet: ports in use, jobs side by side, the reserved socket.
+// Where the workers meet: ports in use, jobs side by side, the reserved socket. (Case C24.)
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

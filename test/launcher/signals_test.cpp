@@ -1,4 +1,4 @@
-// What the launcher does with the signals that it gets.
+// What the launcher does with the signals that it gets. (Case C23.)
 
 #include <signal.h>
 

@@ -359,6 +359,7 @@ TEST_CASE("what the program is") {
   CHECK(parse({"--role=trainer", "p"}).role == "trainer");
   CHECK(parse({"--local-addr=h", "p"}).local_addr == "h");
   CHECK(parse({"--virtual-local-rank", "p"}).virtual_local_rank);
+  CHECK(parse({"--tune-malloc", "p"}).tune_malloc);
   CHECK(parse({"p"}).numa_binding == NumaBinding::kNone);
   CHECK(parse({"--numa-binding=node", "p"}).numa_binding == NumaBinding::kNode);
   CHECK(parse({"--numa-binding=core-complex", "p"}).numa_binding == NumaBinding::kCoreComplex);
