@@ -87,7 +87,10 @@ ddp::DistributedDataParallelOptions over(const c10::intrusive_ptr<OwnGroup>& gro
 class FailingStore final : public c10d::FileStore {
  public:
   FailingStore(std::string path, std::string kind, std::string why)
-      : FileStore(path, 2), path_(std::move(path)), kind_(std::move(kind)), why_(std::move(why)) {}
+      : FileStore(path, kMany),
+        path_(std::move(path)),
+        kind_(std::move(kind)),
+        why_(std::move(why)) {}
   c10::intrusive_ptr<c10d::Store> clone() override {
     return c10::make_intrusive<FailingStore>(path_, kind_, why_);
   }
@@ -99,6 +102,8 @@ class FailingStore final : public c10d::FileStore {
   }
 
  private:
+  /// The file stays until the test removes it: the last of so many workers would.
+  static constexpr int kMany = 1000;
   const std::string path_;
   const std::string kind_;
   const std::string why_;

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -336,6 +338,47 @@ TEST_CASE("what the backend has no path for goes over Gloo beside it") {
   for (const auto& result : results) {
     CHECK(result.status == 0);
   }
+}
+
+namespace {
+
+/// Whether the tensor lies in memory that the other ranks reach.
+bool is_shared(const at::Tensor& tensor) {
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    RANK_CHECK(std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) == 2);
+    if (begin <= address && address < end) {
+      return line.find("/memfd:ddp") != std::string::npos;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("buckets lie in shared memory: their reduction copies nothing in") {
+  const auto results = run_ranks(2, [](const Rank& rank) {
+    start();
+    torch::manual_seed(1);
+    torch::nn::Linear layer(100, 100);
+    ddp::DistributedDataParallel model(
+        layer, ddp::DistributedDataParallelOptions().gradient_as_bucket_view(true));
+    for (int step = 0; step < 3; ++step) {
+      layer->zero_grad();
+      model(at::full({4, 100}, rank.rank() + 1.0F)).sum().backward();
+      RANK_CHECK(is_shared(layer->weight.grad()));
+      RANK_CHECK(at::allclose(layer->weight.grad(), at::full({100, 100}, 6.0F)));
+    }
+    rank.report("bits", bits(layer->weight.grad()));
+    ddp::destroy_process_group();
+  });
+  INFO(summary(results));
+  CHECK(results[0].status == 0);
+  CHECK(results[1].status == 0);
+  CHECK(results[0]["bits"] == results[1]["bits"]);
 }
 
 TEST_CASE("a tensor's shared memory is given back when it dies, on all ranks") {
