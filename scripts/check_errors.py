@@ -19,7 +19,8 @@ OTHERS = "## Texts of LibTorch and Gloo"  # not looked at, as they are in no sou
 NOT_ERRORS = {
     "texts of other libraries, to be recognised": [
         "Exception raised from", "This may indicate a possible", "Application timeout caused pair closure",
-        "closed by peer", "reset by peer"],
+        "closed by peer", "reset by peer",
+        "busy or unavailable", "out of memory", "driver version is insufficient"],
     "parts that stand for an `…` of an entry": [
         "the program's store", "the init_method's host", "the environment variable MASTER_ADDR", "in the options",
         'in the init_method "…"', "none found", "the name service does not answer", "a tensor of …", "an empty list",
@@ -37,6 +38,8 @@ NOT_ERRORS = {
     "what a compiler is told": ["clang loop vectorize"],
     "parts of texts over shared memory": ["… of … elements (…)", "the group's rank …"],
     "cannot happen: the address was looked up before": ['"…" is not a numeric address'],
+    "what stands for an `…` of an entry over NCCL": [
+        "the all-reduce of …", "rank 0's order of the gradients", "whether another rank used the parameters", "1, LibTorch"],
 }
 NOT_READ = {
     "no test can bring it about: a rank that ends in one certain moment, or a network that is open for the store alone": [
@@ -45,6 +48,7 @@ NOT_READ = {
     "needs a sandbox, or a store that dies in one certain moment": [
         "/proc does not tell this process's machine", "the system gives no random numbers",
         "cannot learn what rank … has announced"],
+    "needs a GPU, or a driver's library of another kind": ["NCCL cannot be used: …", "libcuda.so.1 is not the NVIDIA driver's library"],
     "c10d's works throw instead": ["it was aborted", "a collective was aborted"],
     "moments that no test can choose: a kill between the last announcement and the end": [
         "giving the last rank's parameters and buffers to all ranks"],
