@@ -202,7 +202,10 @@ TEST_CASE("gradients that the program keeps and adds to on the device") {
 
 TEST_CASE("a gradient's memory stays its reader's, also when the program has let go of it") {
   Model model;
-  model.make();
+  {
+    const c10::StreamGuard elsewhere(new_fake_stream());
+    model.make();
+  }
   model.step(6, 9);
   auto kept = model.gradient(0);
   const auto doubled = kept * 2;  // the caller's stream has not come to it yet
