@@ -27,11 +27,10 @@ class Message {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     work_ = group.broadcast(flat_, options);
-    wait_kind_ = wait_kind(group, flat_.front().device());
   }
 
   void finish(FailureChannel* channel) {
-    if (!watched_wait(*work_, channel, wait_kind_)) {
+    if (!watched_wait(*work_, channel)) {
       throw std::runtime_error("it was aborted");
     }
     std::int64_t offset = 0;
@@ -46,7 +45,6 @@ class Message {
   std::vector<at::Tensor> tensors_;
   std::vector<at::Tensor> flat_;
   c10::intrusive_ptr<c10d::Work> work_;
-  WaitKind wait_kind_ = WaitKind::kHost;
 };
 
 }  // namespace
