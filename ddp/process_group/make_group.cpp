@@ -125,6 +125,7 @@ Group make_group(const GroupPlan& plan) {
     process_group->setGroupDesc(plan.description);
     group.channel->set_process_group(process_group);
     group.process_group = process_group;
+    group.channel->await_connected(plan.deadline);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

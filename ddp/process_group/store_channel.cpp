@@ -27,6 +27,7 @@ std::vector<std::uint8_t> bytes(const std::string& text) { return {text.begin(),
 std::string text(const std::vector<std::uint8_t>& value) { return {value.begin(), value.end()}; }
 
 std::string member_key(int rank) { return fmt::format("ddp/member/{}", rank); }
+std::string connected_key(int rank) { return fmt::format("ddp/connected/{}", rank); }
 std::string goodbye_key(int rank) { return fmt::format("ddp/goodbye/{}", rank); }
 std::string read_key(int rank) { return fmt::format("ddp/read/{}", rank); }
 std::string failure_key(int rank) { return fmt::format("ddp/failure/{}", rank); }
@@ -65,6 +66,18 @@ std::string StoreChannel::await(const std::string& key, milliseconds patience) {
     store.wait({key}, patience);
     return text(store.get(key));
   });
+}
+
+bool StoreChannel::comes(const std::string& key, milliseconds patience) {
+  try {
+    await(key, patience);
+    return true;
+  } catch (const StoreFailure& failure) {
+    if (failure.kind() == Kind::kTimeout) {
+      return false;
+    }
+    throw;
+  }
 }
 
 void StoreChannel::announce(const std::string& text) { set(member_key(rank_), text, timeout_); }
@@ -147,6 +160,45 @@ std::vector<int> StoreChannel::not_announced() {
 
 void StoreChannel::set_process_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   group_ = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
+}
+
+void StoreChannel::await_connected(Clock::time_point deadline) {
+  // How soon a rank that is killed meanwhile is missed.
+  constexpr milliseconds kGlance(500);
+  int awaited = rank_;
+  try {
+    set(connected_key(rank_), "1", left_until(deadline) + kSlack);
+    for (const int other : others()) {
+      awaited = other;
+      for (;;) {
+        // A rank without announcements may leave when it likes. Asked before the key is: what a
+        // rank said before it left is there then.
+        const auto group = all_are_members() ? group_.lock() : nullptr;
+        const bool one_left = group && peers_gone(*group) > 0;
+        if (comes(connected_key(other), std::min(kGlance, left_until(deadline)))) {
+          break;
+        }
+        if (one_left) {
+          throw CommunicationError(fmt::format(
+              "rank {}: a rank left before all were connected: rank {} has not said that it is; "
+              "look into the ranks' logs for the one that ended first",
+              rank_, other));
+        }
+        if (Clock::now() >= deadline) {
+          throw StoreFailure(Kind::kTimeout, "");
+        }
+      }
+    }
+  } catch (const StoreFailure& failure) {
+    if (failure.kind() == Kind::kTimeout) {
+      throw CommunicationError(
+          fmt::format("rank {}: rank {} has not connected to all others within {:.1f} s; its log "
+                      "says to which it could not",
+                      rank_, awaited, std::chrono::duration<double>(timeout_).count()));
+    }
+    throw CommunicationError(fmt::format("rank {}: cannot learn whether rank {} is connected: {}",
+                                         rank_, awaited, failure.what()));
+  }
 }
 
 std::vector<int> StoreChannel::others() const {

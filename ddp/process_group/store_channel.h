@@ -42,6 +42,10 @@ class StoreChannel final : public FailureChannel {
   /// for each `name`; `what` is as for `decide`.
   std::vector<std::string> exchange(const std::string& name, const std::string& text,
                                     const std::string& what);
+  /// Says that the backend has connected this rank, and waits until the other members say so: one
+  /// that left before would close connections that the others still make. To be called after
+  /// `set_process_group`. Throws CommunicationError at the `deadline`, or where a rank leaves.
+  void await_connected(std::chrono::steady_clock::time_point deadline);
   /// The ranks that have not announced themselves by now; none where the store does not answer.
   std::vector<int> not_announced();
   /// Says that the store goes when this process ends: after a failure it waits a moment for the
@@ -91,6 +95,8 @@ class StoreChannel final : public FailureChannel {
   void let_others_read(const std::vector<int>& heard);
   void set(const std::string& key, const std::string& value, std::chrono::milliseconds limit);
   std::string await(const std::string& key, std::chrono::milliseconds patience);
+  /// Whether `key` comes within `patience`.
+  bool comes(const std::string& key, std::chrono::milliseconds patience);
 
   StoreConnection connection_;
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group_;

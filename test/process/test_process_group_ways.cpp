@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <arpa/inet.h>
 #include <csignal>
 #include <filesystem>
@@ -6,6 +7,7 @@
 #include <sys/socket.h>
 #include <test/support/catch2.h>
 #include <test/support/ranks.h>
+#include <thread>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -262,6 +264,98 @@ TEST_CASE("a store of the program's own, kept by the program, twice") {
                          }
                        }),
              "3.000000");
+}
+
+TEST_CASE("ranks that leave at once leave none behind that still connects") {
+  // Holds Gloo's first question for an address until the others have left, or for a while.
+  class LateStore final : public c10d::FileStore {
+   public:
+    LateStore(const std::string& path, std::vector<std::string> left)
+        : FileStore(path, kMany), left_(std::move(left)) {}
+    c10::intrusive_ptr<c10d::Store> clone() override {
+      return c10::make_intrusive<FileStore>(getPath(), kMany);
+    }
+    std::vector<std::uint8_t> get(const std::string& key) override {
+      if (key.find("/cpu/") != std::string::npos) {
+        const auto deadline = std::chrono::steady_clock::now() + milliseconds(500);
+        while (!std::all_of(left_.begin(), left_.end(), [](const std::string& file) {
+          return std::filesystem::exists(file);
+        }) && std::chrono::steady_clock::now() < deadline) {
+          std::this_thread::sleep_for(milliseconds(5));
+        }
+        left_.clear();
+      }
+      return FileStore::get(key);
+    }
+
+   private:
+    static constexpr int kMany = 1000;
+    std::vector<std::string> left_;
+  };
+
+  // Which end of a pair connects and which one listens is Gloo's choice, by chance.
+  constexpr int kRanks = 5;
+  constexpr int kLate = 1;
+  const Folder folder;
+  const auto results = run_ranks(kRanks, [&](const Rank& rank) {
+    std::vector<std::string> left;
+    for (int other = 0; other < kRanks && rank.rank() == kLate; ++other) {
+      if (other != kLate) {
+        left.push_back(folder.file("left" + std::to_string(other)));
+      }
+    }
+    ddp::init_process_group(
+        InitProcessGroupOptions("gloo")
+            .store(c10::make_intrusive<LateStore>(folder.file("meet"), std::move(left)))
+            .rank(rank.rank())
+            .world_size(kRanks)
+            .timeout(milliseconds(20000)));
+    ddp::destroy_process_group();
+    std::ofstream(folder.file("left" + std::to_string(rank.rank())));
+  });
+  INFO(summary(results));
+  for (const auto& result : results) {
+    CHECK(result.status == 0);
+  }
+}
+
+TEST_CASE("a rank that is killed while the group is made is missed at once") {
+  // Killed when Gloo has connected it and it asks who is there.
+  class KillingStore final : public c10d::FileStore {
+   public:
+    KillingStore(const std::string& path, bool kills) : FileStore(path, kMany), kills_(kills) {}
+    c10::intrusive_ptr<c10d::Store> clone() override {
+      return c10::make_intrusive<KillingStore>(getPath(), kills_);
+    }
+    void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+      if (kills_ && key.find("ddp/connected/") != std::string::npos) {
+        std::raise(SIGKILL);
+      }
+      FileStore::set(key, value);
+    }
+
+   private:
+    static constexpr int kMany = 1000;
+    const bool kills_;
+  };
+
+  const Folder folder;
+  const auto results = run_ranks(3, [&](const Rank& rank) {
+    ddp::init_process_group(
+        InitProcessGroupOptions("gloo")
+            .store(c10::make_intrusive<KillingStore>(folder.file("meet"), rank.rank() == 1))
+            .rank(rank.rank())
+            .world_size(rank.world_size())
+            .timeout(milliseconds(60000)));
+  });
+  INFO(summary(results));
+  for (const int rank : {0, 2}) {
+    CHECK(results[rank].error_type == "CommunicationError");
+    CHECK_THAT(results[rank].error, contains("rank " + std::to_string(rank) +
+                                             ": a rank left before all were connected: "
+                                             "rank 1 has not said that it is"));
+    CHECK(results[rank].seconds < 20);  // not the group's timeout
+  }
 }
 
 TEST_CASE("a store beside an init_method, or without a rank, is refused") {
