@@ -11,6 +11,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/error.h>
 #include <ddp/nn/convert_sync_batchnorm.h>
+#include <ddp/optim/grad_scaler.h>
 #include <ddp/process_group/collectives.h>
 #include <ddp/process_group/process_group.h>
 #include <ddp/record_errors.h>

@@ -19,6 +19,7 @@
 #include <ddp/nn/sync_batch_norm.h>
 #include <ddp/process_group/collective_failure.h>
 #include <ddp/process_group/group_registry.h>
+#include <ddp/process_group/nccl/open_plugin.h>
 #include <ddp/reducer/reducer.h>
 #include <ddp/sparse_parameters.h>
 
@@ -76,6 +77,15 @@ std::size_t bytes_of(const char* name, double mebibytes) {
   return static_cast<std::size_t>(mebibytes * 1024 * 1024);
 }
 
+/// "" where the group has none.
+std::string backend_for_cuda(c10d::ProcessGroup& group) {
+  try {
+    return group.getBackend(c10::DeviceType::CUDA)->getBackendName();
+  } catch (const std::exception&) {
+    return "";
+  }
+}
+
 ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
   ReducerOptions result;
   if (options.bucket_cap_mb()) {
@@ -93,6 +103,7 @@ ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
     result.lowered_dtype = options.mixed_precision()->param_dtype();
   }
   result.gradient_as_bucket_view = options.gradient_as_bucket_view();
+  result.is_capturing = [] { return detail::is_capturing_graph(); };
   return result;
 }
 
@@ -159,6 +170,8 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
         "DistributedDataParallel: no parameter of the module requires a gradient, so there is "
         "nothing to synchronise; use the module itself, or unfreeze a parameter before wrapping");
   }
+  detail::check_backend_fits(managed, backend_for_cuda(*group_),
+                             who() + "DistributedDataParallel: ");
   input_place_.device =
       detail::find_input_device(managed, options_.device_ids(), options_.output_device(),
                                 who() + "DistributedDataParallel: ");

@@ -56,8 +56,10 @@ void move_to(Value& value, const InputPlace& place) {
   } else if constexpr (std::is_same_v<Value, at::Tensor>) {
     if (value.defined()) {
       const bool is_cast = place.dtype && value.is_floating_point();
+      // The program may fill its pinned memory anew at once; pageable memory is read in the call.
+      const bool non_blocking = !value.is_cpu() || !value.is_pinned();
       value = value.to(place.device.value_or(value.device()),
-                       is_cast ? *place.dtype : value.scalar_type(), /*non_blocking=*/true);
+                       is_cast ? *place.dtype : value.scalar_type(), non_blocking);
     }
   } else if constexpr (requires { value.has_value(); }) {
     if (value) {

@@ -47,7 +47,7 @@ std::vector<std::int32_t> JoinSession::exchange(JoinWord word) {
   words[group_->getRank()] = static_cast<std::int32_t>(word);
   std::vector<at::Tensor> tensors{words.to(device_)};
   try {
-    if (!watched_wait(*group_->allreduce(tensors), channel_.get())) {
+    if (!watched_wait(*group_->allreduce(tensors), channel_.get(), wait_kind(*group_, device_))) {
       throw std::runtime_error("it was aborted");
     }
   } catch (const std::exception& error) {

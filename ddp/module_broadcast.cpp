@@ -27,10 +27,11 @@ class Message {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     work_ = group.broadcast(flat_, options);
+    wait_kind_ = wait_kind(group, flat_.front().device());
   }
 
   void finish(FailureChannel* channel) {
-    if (!watched_wait(*work_, channel)) {
+    if (!watched_wait(*work_, channel, wait_kind_)) {
       throw std::runtime_error("it was aborted");
     }
     std::int64_t offset = 0;
@@ -45,6 +46,7 @@ class Message {
   std::vector<at::Tensor> tensors_;
   std::vector<at::Tensor> flat_;
   c10::intrusive_ptr<c10d::Work> work_;
+  WaitKind wait_kind_ = WaitKind::kHost;
 };
 
 }  // namespace

@@ -50,4 +50,16 @@ std::optional<c10::Device> find_input_device(const std::vector<NamedParameter>& 
   return device_ids.empty() ? std::nullopt : std::optional(device_ids.front());
 }
 
+void check_backend_fits(const std::vector<NamedParameter>& parameters, const std::string& backend,
+                        const std::string& who) {
+  const auto& first = parameters.front();
+  if (backend == "nccl" && first.tensor.is_cpu()) {
+    throw UsageError(fmt::format(
+        "{}the module is on the CPU (its parameter {}), and the process group is over NCCL: move "
+        "it before wrapping it, module->to(ddp::local_device()); to train on the CPU, take "
+        "init_process_group(\"gloo\"), or a new_group over \"gloo\" for this module",
+        who, first.name));
+  }
+}
+
 }  // namespace ddp::detail

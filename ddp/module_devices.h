@@ -19,4 +19,9 @@ std::optional<c10::Device> find_input_device(const std::vector<NamedParameter>& 
                                              const std::optional<c10::Device>& output_device,
                                              const std::string& who);
 
+/// Throws UsageError, whose text begins with `who`, where a module is on the CPU and its group's
+/// backend for CUDA tensors is "nccl": it was forgotten there.
+void check_backend_fits(const std::vector<NamedParameter>& parameters, const std::string& backend,
+                        const std::string& who);
+
 }  // namespace ddp::detail

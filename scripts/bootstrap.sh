@@ -16,9 +16,10 @@ usage() {
 usage: scripts/bootstrap.sh [--minimal]
 
   --minimal   LibTorch alone, with the two libraries that its CPU half loads (about 1 GB). Enough to
-              build and run programs.
-              Default: all that torch $TORCH_VERSION needs under Python too (about 5 GB), since the parity
-              tests run Python's DistributedDataParallel from the same wheel.
+              build and run programs on CPUs.
+              Default: all that torch $TORCH_VERSION needs under Python and on GPUs too (about 5 GB), since the
+              parity tests run Python's DistributedDataParallel from the same wheel, and NCCL is built with
+              the headers that come along.
 
 To build against a LibTorch of your own instead, skip this script and configure with
   cmake --preset release -DCMAKE_PREFIX_PATH=/path/to/libtorch

@@ -4,6 +4,7 @@
 
 #include <ddp/comm_hooks/hook_collectives.h>
 #include <ddp/process_group/group_registry.h>
+#include <ddp/reducer/device_backend.h>
 
 namespace ddp::comm_hooks::detail {
 
@@ -18,10 +19,20 @@ c10::intrusive_ptr<c10d::Work> start_sum(const ProcessGroup& group, const at::Te
   return group->allreduce(tensors);
 }
 
+c10::intrusive_ptr<c10d::Work> start_mean(const ProcessGroup& group, const at::Tensor& tensor) {
+  std::vector<at::Tensor> tensors{as_real(tensor)};
+  c10d::AllreduceOptions options;
+  if (ddp::detail::averages_natively(*group, tensor.device(), tensors.front().scalar_type())) {
+    options.reduceOp = c10d::ReduceOp::AVG;
+  } else {
+    tensor.div_(group->getSize());
+  }
+  return group->allreduce(tensors, options);
+}
+
 FuturePtr start_average(const ProcessGroup& group, const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
-  tensor.div_(group->getSize());
-  return start_sum(group, tensor)
+  return start_mean(group, tensor)
       ->getFuture()
       ->then(
           [tensor](c10::ivalue::Future& sum) {

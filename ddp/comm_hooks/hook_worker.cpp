@@ -41,6 +41,7 @@ FuturePtr HookWorker::run(const at::Tensor& buffer, Job job) {
   if (!buffer.is_cpu()) {
     auto future = c10::make_intrusive<c10::ivalue::Future>(
         c10::TensorType::get(), std::vector<c10::Device>{buffer.device()});
+    runs_at_once_ = true;
     complete(*future, job);
     return future;
   }
@@ -78,6 +79,13 @@ bool HookWorker::is_stopping() {
 }
 
 void HookWorker::wait(c10d::Work& work) {
+  if (runs_at_once_) {
+    // The device's stream waits; with a limit, this thread would.
+    if (!work.wait()) {
+      throw std::runtime_error("a collective was aborted");
+    }
+    return;
+  }
   while (!is_stopping()) {
     try {
       if (!work.wait(kTurn)) {

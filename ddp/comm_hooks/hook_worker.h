@@ -53,6 +53,7 @@ class HookWorker {
   std::condition_variable changed_;
   std::deque<Entry> queue_;
   bool stopping_ = false;
+  bool runs_at_once_ = false;
   std::thread thread_;
 };
 

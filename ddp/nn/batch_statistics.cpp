@@ -38,7 +38,7 @@ at::Tensor rows_of_all(const at::Tensor& row, const ProcessGroup& group) {
   const CollectiveCall call(group, "SyncBatchNorm's all-gather of batch statistics");
   auto rows = at::empty({call.size(), row.numel()}, row.options());
   auto to = rows.flatten();
-  auto from = row;
+  auto from = call.to_move(row);
   call.run(/*async_op=*/false, [&] { return call.group()._allgather_base(to, from); });
   return rows;
 }

@@ -63,7 +63,8 @@ std::tuple<at::Tensor, at::Tensor> own_sums(const at::Tensor& grad_output, const
 std::tuple<at::Tensor, at::Tensor> sums_of_all(const at::Tensor& first, const at::Tensor& second,
                                                const ProcessGroup& group) {
   const CollectiveCall call(group, "SyncBatchNorm's all-reduce in backward");
-  std::vector<at::Tensor> tensors{at::cat({first, second}).to(at::kDouble)};
+  ReduceOp sum(ReduceOp::SUM);
+  std::vector<at::Tensor> tensors{call.to_reduce(at::cat({first, second}).to(at::kDouble), &sum)};
   call.run(/*async_op=*/false, [&] { return call.group().allreduce(tensors); });
   const auto halves = tensors[0].to(first.scalar_type()).chunk(2);
   return {halves[0], halves[1]};

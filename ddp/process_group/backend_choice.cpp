@@ -2,6 +2,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <ddp/error.h>
 #include <ddp/process_group/backend_choice.h>
@@ -16,6 +17,7 @@
 //   auto OFFER     it can share memory: process, descriptor and cookie of its mailbox
 //   auto - REASON  it would, and cannot
 //   shm OFFER, shm - REASON  the same of a rank that insists
+// with "+nccl" behind the first word where the rank takes NCCL for its GPU's tensors.
 // All ranks have said it when Gloo has connected them, and read the same texts. If these allow it,
 // each rank opens the others' mailboxes, says on the store whether it could, and waits for all to
 // say so: with one that could not, all take Gloo. A Python rank announces nothing, and nobody then
@@ -23,6 +25,9 @@
 
 namespace ddp::detail {
 namespace {
+
+/// Behind the first word of an announcement.
+constexpr const char* kNccl = "+nccl";
 
 constexpr const char* kLazy =
     "TORCH_GLOO_LAZY_INIT is set, and nobody knows then when all ranks have come";
@@ -33,8 +38,8 @@ std::string machine_of(const shm::Offer& offer) {
 
 }  // namespace
 
-BackendChoice::BackendChoice(std::string wish, int rank, std::vector<int> ranks)
-    : wish_(std::move(wish)), rank_(rank), ranks_(std::move(ranks)), own_("gloo") {
+BackendChoice::BackendChoice(const BackendNames& wish, int rank, std::vector<int> ranks)
+    : wish_(wish.cpu), nccl_(wish.nccl), rank_(rank), ranks_(std::move(ranks)), own_("gloo") {
   const bool is_off = environment("DDP_SHM").value_or("1") == "0" || gloo_connects_lazily();
   if (wish_ == "gloo" || (wish_.empty() && (ranks_.size() == 1 || is_off))) {
     return;
@@ -53,7 +58,35 @@ BackendChoice::BackendChoice(std::string wish, int rank, std::vector<int> ranks)
   }
 }
 
-std::string BackendChoice::announcement() const { return own_; }
+std::string BackendChoice::announcement() const {
+  auto text = own_;
+  if (nccl_) {
+    text.insert(std::min(text.find(' '), text.size()), kNccl);
+  }
+  return text;
+}
+
+void BackendChoice::check_all_take_nccl(StoreChannel& channel) const {
+  if (!channel.all_are_members()) {
+    return;
+  }
+  const auto all = channel.announcements();
+  std::vector<int> without;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].substr(0, all[rank].find(' ')).find(kNccl) == std::string::npos) {
+      without.push_back(ranks_[rank]);
+    }
+  }
+  if (!without.empty()) {
+    throw UsageError(fmt::format(
+        "rank {}: this rank takes NCCL, and rank{} {} {} not (no GPU is visible there, that ddp "
+        "was "
+        "built without NCCL, or the program asks for another backend): give the same backend on "
+        "all ranks, init_process_group(\"nccl\") or (\"gloo\")",
+        ranks_[rank_], without.size() > 1 ? "s" : "", fmt::join(without, ", "),
+        without.size() > 1 ? "do" : "does"));
+  }
+}
 
 std::string BackendChoice::rank_name(std::size_t rank) const {
   return fmt::format("rank {}", ranks_[rank]);

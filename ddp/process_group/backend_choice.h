@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/process_group/backend_names.h>
 #include <ddp/process_group/shm/communicator.h>
 #include <ddp/process_group/store_channel.h>
 
@@ -20,7 +21,7 @@ namespace ddp::detail {
 class BackendChoice {
  public:
   /// `ranks`: the group's, as ranks of the default group; `rank`: this one, in the group.
-  BackendChoice(std::string wish, int rank, std::vector<int> ranks);
+  BackendChoice(const BackendNames& wish, int rank, std::vector<int> ranks);
 
   /// What this rank's announcement says.
   std::string announcement() const;
@@ -32,12 +33,17 @@ class BackendChoice {
   std::unique_ptr<shm::Communicator> decide(StoreChannel& channel);
   const std::string& reason() const { return reason_; }
 
+  /// Of a rank that takes NCCL for CUDA tensors: throws UsageError that names the ranks that do
+  /// not, which would wait for each other in different collectives.
+  void check_all_take_nccl(StoreChannel& channel) const;
+
  private:
   bool refuse(const std::string& reason, bool is_surprise);
   std::optional<std::vector<shm::Offer>> offers_of_all(const std::vector<std::string>& all);
   std::string rank_name(std::size_t rank) const;
 
   const std::string wish_;
+  const bool nccl_;
   const int rank_;
   const std::vector<int> ranks_;
   std::shared_ptr<shm::Arena> arena_;

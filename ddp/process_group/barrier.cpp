@@ -7,11 +7,25 @@
 #include <ddp/process_group/group_registry.h>
 
 namespace ddp {
+namespace {
+
+bool has_cpu_backend(c10d::ProcessGroup& group) {
+  try {
+    return static_cast<bool>(group.getBackend(c10::DeviceType::CPU));
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
 
 Work barrier(const BarrierOptions& options, const ProcessGroup& group) {
   const detail::CollectiveCall call(group, "barrier");
   c10d::BarrierOptions native;
   native.asyncOp = options.async_op();
+  if (has_cpu_backend(call.group())) {  // as in Python: beside NCCL too
+    native.device = c10::Device(c10::DeviceType::CPU);
+  }
   return call.run(options.async_op(), [&] { return call.group().barrier(native); });
 }
 

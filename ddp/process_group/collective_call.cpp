@@ -54,6 +54,7 @@ at::Tensor flat(const at::Tensor& tensor) {
 CollectiveCall::CollectiveCall(const ProcessGroup& group_or_default, const char* name)
     : group_(resolve_group(group_or_default)), channel_(channel_of(group_)), name_(name) {
   if (const auto failure = channel_->failure(); !failure.empty()) {
+    channel_->abort(failure);  // one that was found on the device: the other ranks hear of it
     throw CommunicationError(
         fmt::format("rank {}: {}: the process group failed earlier; destroy it with "
                     "ddp::destroy_process_group(). It failed with: {}",
@@ -98,11 +99,16 @@ void CollectiveCall::check_like(const at::Tensor& tensor, const char* argument,
   }
 }
 
+bool CollectiveCall::is_async(bool async_op, const at::Tensor& tensor) const {
+  return async_op || (tensor.defined() && wait_kind(*group_, tensor.device()) == WaitKind::kStream);
+}
+
 void CollectiveCall::check_tensor(const at::Tensor& tensor, const char* argument,
                                   bool contiguous) const {
   if (!tensor.defined()) {
     refuse(fmt::format("{} is undefined", argument));
   }
+  wait_kind_ = wait_kind(*group_, tensor.device());
   if (tensor.layout() != c10::kStrided || tensor.is_quantized()) {
     refuse(fmt::format("{} is not dense ({})", argument, tensor.toString()));
   }
@@ -203,7 +209,7 @@ Work CollectiveCall::run(bool async_op,
     }
     refuse(why);
   }
-  Work work(std::move(started), channel_, name_, std::move(finish));
+  Work work(std::move(started), channel_, name_, std::move(finish), wait_kind_);
   if (!async_op) {
     work.wait();
   }

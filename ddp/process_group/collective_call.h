@@ -11,6 +11,7 @@
 #include <ddp/process_group/reduce_op.h>
 #include <ddp/process_group/store_channel.h>
 #include <ddp/process_group/work.h>
+#include <ddp/reducer/device_backend.h>
 
 namespace ddp::detail {
 
@@ -47,6 +48,11 @@ class CollectiveCall {
                        const char* argument = "the tensor") const;
   at::Tensor to_reduce_dense(const at::Tensor& tensor, ReduceOp* op) const;
 
+  /// Whether the backend starts the collective on `tensor` as an asynchronous one: also where the
+  /// program waits, on a device whose streams wait. (NCCL runs a synchronous one on the current
+  /// stream, and then nobody looks for its failure.)
+  bool is_async(bool async_op, const at::Tensor& tensor) const;
+
   /// Starts the collective, and waits for it unless it is asynchronous. `finish` runs at the end of
   /// the wait.
   Work run(bool async_op, const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
@@ -60,6 +66,7 @@ class CollectiveCall {
   ProcessGroup group_;
   std::shared_ptr<StoreChannel> channel_;
   const char* name_;
+  mutable WaitKind wait_kind_ = WaitKind::kHost;  // of the tensors that were looked at
 };
 
 }  // namespace ddp::detail

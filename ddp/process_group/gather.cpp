@@ -39,7 +39,7 @@ Work broadcast(const at::Tensor& tensor, const BroadcastOptions& options,
   call.check_rank(options.src(), "src");
   c10d::BroadcastOptions native;
   native.rootRank = options.src();
-  native.asyncOp = options.async_op();
+  native.asyncOp = call.is_async(options.async_op(), tensor);
   std::vector<at::Tensor> tensors{call.to_move_dense(tensor)};
   return call.run(options.async_op(), [&] { return call.group().broadcast(tensors, native); });
 }
@@ -54,7 +54,7 @@ Work all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
   std::vector<std::vector<at::Tensor>> output_lists{flattened(call.to_move(outputs, "outputs"))};
   std::vector<at::Tensor> inputs{call.to_move(input, "input").flatten()};
   c10d::AllgatherOptions native;
-  native.asyncOp = options.async_op();
+  native.asyncOp = call.is_async(options.async_op(), input);
   return call.run(options.async_op(),
                   [&] { return call.group().allgather(output_lists, inputs, native); });
 }
@@ -67,7 +67,7 @@ Work all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
   auto to = call.to_move(output, "output").flatten();
   auto from = call.to_move(input, "input").flatten();
   c10d::AllgatherOptions native;
-  native.asyncOp = options.async_op();
+  native.asyncOp = call.is_async(options.async_op(), input);
   return call.run(options.async_op(),
                   [&] { return call.group()._allgather_base(to, from, native); });
 }

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <ddp/error.h>
+#include <ddp/process_group/backend_names.h>
 #include <ddp/process_group/group_registry.h>
 
 namespace ddp::detail {
@@ -73,6 +74,18 @@ std::shared_ptr<StoreChannel> channel_of(const ProcessGroup& group) {
   entry.channel->assume_all_members();
   entry.channel->set_process_group(group);
   return all.groups.emplace(group.get(), std::move(entry)).first->second.channel;
+}
+
+std::string default_backend_name() {
+  auto& all = group_registry();
+  {
+    const std::lock_guard lock(all.mutex);
+    const auto entry = all.groups.find(all.default_group.get());
+    if (entry != all.groups.end()) {
+      return entry->second.backend;
+    }
+  }
+  return resolve_backend_name("");
 }
 
 ProcessGroup make_non_member(std::vector<int> ranks, int rank) {

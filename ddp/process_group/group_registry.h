@@ -22,7 +22,7 @@ struct Group {
   bool leaves_last = false;
   /// The group's ranks in the default group, ascending; empty for a group that the program made.
   std::vector<int> ranks;
-  /// The backend that was asked for; new groups ask for the same.
+  /// The backend that was asked for, or what "" stood for with a GPU; new groups ask for the same.
   std::string backend;
   /// The numeric address that connections are bound to.
   std::string address;
@@ -51,6 +51,9 @@ ProcessGroup resolve_group(const ProcessGroup& group);
 /// gets one over its own store when first asked for, which every rank must then do.
 /// Thread-safe. Throws UsageError where such a group has no store, or this rank is not a member.
 std::shared_ptr<StoreChannel> channel_of(const ProcessGroup& group);
+
+/// The backend that the default group asked for; without a group, what "" stands for here.
+std::string default_backend_name();
 
 /// What new_group() returns to a rank that is not a member.
 ProcessGroup make_non_member(std::vector<int> ranks, int rank);

@@ -8,7 +8,9 @@
 #include <ddp/error.h>
 #include <ddp/error_text.h>
 #include <ddp/process_group/backend_choice.h>
+#include <ddp/process_group/backend_names.h>
 #include <ddp/process_group/make_group.h>
+#include <ddp/process_group/nccl/cuda_device.h>
 #include <ddp/process_group/shm/shm_backend.h>
 #include <ddp/process_group/store_sockets.h>
 
@@ -63,15 +65,38 @@ std::string failure_text(const GroupPlan& plan, StoreChannel& channel,
 /// c10d knows the names of its own backends only, and which of these number their calls.
 class SharedMemoryGroup final : public c10d::ProcessGroup {
  public:
-  using ProcessGroup::ProcessGroup;
-  const std::string getBackendName() const override { return "shm"; }
+  SharedMemoryGroup(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                    bool has_nccl)
+      : ProcessGroup(store, rank, world_size), name_(has_nccl ? "nccl" : "shm") {}
+  const std::string getBackendName() const override { return name_; }
   void setSequenceNumberForGroup() override {
     getBackend(c10::DeviceType::CPU)->setSequenceNumberForGroup();
   }
   std::uint64_t getSequenceNumberForGroup() override {
     return getBackend(c10::DeviceType::CPU)->getSequenceNumberForGroup();
   }
+
+ private:
+  const std::string name_;
 };
+
+c10::intrusive_ptr<c10d::Backend> connect_nccl(const GroupPlan& plan,
+                                               const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto who = fmt::format("rank {}: ", plan.ranks[plan.rank]);
+  NcclSettings settings;
+  settings.rank = plan.rank;
+  settings.world_size = static_cast<int>(plan.ranks.size());
+  settings.name = plan.name;
+  settings.ranks = plan.ranks;
+  settings.device = local_rank();
+  settings.timeout = plan.timeout;
+  const auto& plugin = use_cuda_device(settings.device, who);
+  try {
+    return plugin.make_backend(c10::make_intrusive<c10d::PrefixStore>("cuda/", store), settings);
+  } catch (const std::exception& error) {
+    throw UsageError(fmt::format("{}NCCL cannot be used: {}", who, concise(error)));
+  }
+}
 
 }  // namespace
 
@@ -87,7 +112,8 @@ Group make_group(const GroupPlan& plan) {
   group.backend = plan.backend;
   group.channel = std::make_shared<StoreChannel>(group_store, plan.rank, world_size, plan.timeout);
   try {
-    BackendChoice choice(plan.backend, plan.rank, plan.ranks);
+    const auto backends = *parse_backend_names(plan.backend);
+    BackendChoice choice(backends, plan.rank, plan.ranks);
     group.channel->announce(choice.announcement());
     GlooSettings settings;
     settings.rank = plan.rank;
@@ -105,7 +131,8 @@ Group make_group(const GroupPlan& plan) {
       backend =
           c10::make_intrusive<shm::ShmBackend>(plan.rank, std::move(ranks), backend, plan.timeout);
       kind = c10d::ProcessGroup::BackendType::CUSTOM;
-      process_group = c10::make_intrusive<SharedMemoryGroup>(group_store, plan.rank, world_size);
+      process_group =
+          c10::make_intrusive<SharedMemoryGroup>(group_store, plan.rank, world_size, backends.nccl);
     } else {
       process_group = c10::make_intrusive<c10d::ProcessGroup>(group_store, plan.rank, world_size);
     }
@@ -117,10 +144,14 @@ Group make_group(const GroupPlan& plan) {
                  stderr);
     }
     backend = checked(backend, device_store, settings);
-    process_group->setDefaultBackend(kind);
-    for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
-      process_group->setBackend(device, kind, backend);
+    process_group->setBackend(c10::DeviceType::CPU, kind, backend);
+    if (backends.nccl) {
+      choice.check_all_take_nccl(*group.channel);
+      kind = c10d::ProcessGroup::BackendType::NCCL;
+      backend = connect_nccl(plan, group_store);
     }
+    process_group->setBackend(c10::DeviceType::CUDA, kind, backend);
+    process_group->setDefaultBackend(kind);
     process_group->setGroupName(plan.name);
     process_group->setGroupDesc(plan.description);
     group.channel->set_process_group(process_group);

@@ -19,7 +19,7 @@ struct GroupPlan {
   /// This process's rank in the group, and the group's ranks as ranks of the default group.
   int rank = -1;
   std::vector<int> ranks;
-  /// "", "gloo" or "shm".
+  /// As of InitProcessGroupOptions, known to be right.
   std::string backend;
   GlooDevices devices;
   std::string address;

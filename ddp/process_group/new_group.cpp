@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <ddp/error.h>
+#include <ddp/process_group/backend_names.h>
 #include <ddp/process_group/group_registry.h>
 #include <ddp/process_group/make_group.h>
 #include <ddp/process_group/process_group.h>
@@ -66,10 +67,10 @@ ProcessGroup new_group(std::vector<int> list, const NewGroupOptions& options) {
         "new_group: timeout is {} ms; it must be positive, or 0 for the default group's",
         options.timeout().count()));
   }
-  if (!options.backend().empty() && options.backend() != "gloo" && options.backend() != "shm") {
+  if (!detail::parse_backend_names(options.backend())) {
     throw UsageError(
-        fmt::format("new_group: the backend \"{}\" is not in this build; use \"gloo\", \"shm\", or "
-                    "\"\" for what the default group asked for",
+        fmt::format("new_group: the backend \"{}\" is unknown; use \"gloo\", \"shm\", \"nccl\", "
+                    "\"cpu:gloo,cuda:nccl\", or \"\" for what the default group asked for",
                     options.backend()));
   }
   const auto parent = group_entry(default_group());

@@ -12,10 +12,13 @@
 
 #include <ddp/error.h>
 #include <ddp/error_text.h>
+#include <ddp/process_group/backend_names.h>
 #include <ddp/process_group/environment.h>
+#include <ddp/process_group/group_end.h>
 #include <ddp/process_group/group_registry.h>
 #include <ddp/process_group/make_group.h>
 #include <ddp/process_group/meeting_place.h>
+#include <ddp/process_group/nccl/cuda_device.h>
 #include <ddp/process_group/process_group.h>
 #include <ddp/process_group/rendezvous.h>
 #include <ddp/process_group/store_sockets.h>
@@ -51,7 +54,7 @@ milliseconds goodbye_patience(const detail::Group& group) {
 void close(detail::Group& group) {
   group.channel->say_goodbye();
   // A rank that still waits for this one hears of it now, and not when the last reference goes.
-  group.channel->end_operations();
+  detail::end_group(*group.process_group, *group.channel, goodbye_patience(group));
   const auto missing = group.leaves_last ? group.channel->await_goodbyes(goodbye_patience(group))
                                          : std::vector<int>{};
   if (!missing.empty() && group.channel->failure().empty()) {
@@ -95,10 +98,10 @@ void check_options(const InitProcessGroupOptions& options) {
         "init_process_group: the default process group exists already; call "
         "destroy_process_group() first");
   }
-  if (!options.backend().empty() && options.backend() != "gloo" && options.backend() != "shm") {
+  if (!detail::parse_backend_names(options.backend())) {
     throw UsageError(
-        fmt::format("init_process_group: the backend \"{}\" is not in this build; use \"gloo\", "
-                    "\"shm\", or \"\" for the best one here",
+        fmt::format("init_process_group: the backend \"{}\" is unknown; use \"gloo\", \"shm\", "
+                    "\"nccl\", \"cpu:gloo,cuda:nccl\", or \"\" for the best one here",
                     options.backend()));
   }
   if (options.timeout() <= milliseconds::zero()) {
@@ -145,6 +148,11 @@ detail::MeetingPlace meeting_place(const InitProcessGroupOptions& options) {
 detail::Group connect(const InitProcessGroupOptions& options, std::uint64_t generation) {
   const auto deadline = Clock::now() + options.timeout();
   const auto place = meeting_place(options);
+  const auto backend = detail::resolve_backend_name(options.backend());
+  if (detail::parse_backend_names(backend)->nccl) {
+    // Before the first wait for others, and before anything is allocated on another device.
+    detail::use_cuda_device(local_rank(), fmt::format("rank {}: init_process_group: ", place.rank));
+  }
   const auto devices = detail::make_gloo_devices(place.rank, place.own_address);
   const auto port = options.store() ? detail::tcp_port_of(options.store())
                     : place.kind == detail::MeetingPlace::Kind::kTcp ? std::optional(place.port)
@@ -157,7 +165,7 @@ detail::Group connect(const InitProcessGroupOptions& options, std::uint64_t gene
     plan.store = met.store;
     plan.name = "0";
     plan.description = "default_pg";
-    plan.backend = options.backend();
+    plan.backend = backend;
     plan.rank = place.rank;
     plan.ranks.resize(place.world_size);
     std::iota(plan.ranks.begin(), plan.ranks.end(), 0);
@@ -265,6 +273,14 @@ int local_world_size() {
   return static_cast<int>(detail::environment_integer("LOCAL_WORLD_SIZE", 1, 1 << 20, 1));
 }
 
-c10::Device local_device() { return {c10::DeviceType::CPU}; }
+c10::Device local_device() {
+  const auto backend = detail::parse_backend_names(detail::default_backend_name());
+  if (!backend || !backend->nccl) {
+    return {c10::DeviceType::CPU};
+  }
+  const int device = local_rank();
+  detail::use_cuda_device(device, "local_device: ");
+  return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)};
+}
 
 }  // namespace ddp

@@ -23,8 +23,8 @@ class InitProcessGroupOptions {
   /* implicit */ InitProcessGroupOptions(std::string backend) : backend_(std::move(backend)) {}
   /* implicit */ InitProcessGroupOptions(const char* backend) : backend_(backend) {}
 
-  /// "gloo"; "shm": shared memory, for ranks of one machine; or "": shared memory where all ranks
-  /// can, else Gloo. The same on all ranks.
+  /// "gloo", "shm" (shared memory, ranks of one machine), "nccl" (GPUs), "cpu:gloo,cuda:nccl" and
+  /// the like, or "": the best one here. The same on all ranks.
   TORCH_ARG(std::string, backend);
   /// Where the ranks meet: `env://` (what the launcher sets), `tcp://host:port`, `file:///path`.
   TORCH_ARG(std::string, init_method);
@@ -113,7 +113,7 @@ int get_rank(const ProcessGroup& group = {});
 /// a group.
 int get_world_size(const ProcessGroup& group = {});
 
-/// The name of the group's backend: "gloo" or "shm".
+/// The name of the group's backend: "gloo", "shm" or "nccl".
 std::string get_backend(const ProcessGroup& group = {});
 
 /// This process's number on its node, from LOCAL_RANK; 0 where that is not set.
@@ -123,7 +123,7 @@ int local_rank();
 /// The number of this job's processes on this node, from LOCAL_WORLD_SIZE; 1 where that is not set.
 int local_world_size();
 
-/// The device that this rank trains on: the CPU with Gloo.
+/// The device that this rank trains on: cuda:LOCAL_RANK with NCCL, made current; else the CPU.
 c10::Device local_device();
 
 }  // namespace ddp

@@ -8,7 +8,7 @@ Work all_reduce(const at::Tensor& tensor, const AllReduceOptions& options,
   const detail::CollectiveCall call(group, "all_reduce");
   c10d::AllreduceOptions native;
   native.reduceOp = options.op();
-  native.asyncOp = options.async_op();
+  native.asyncOp = call.is_async(options.async_op(), tensor);
   std::vector<at::Tensor> tensors{call.to_reduce_dense(tensor, &native.reduceOp)};
   return call.run(options.async_op(), [&] { return call.group().allreduce(tensors, native); });
 }
@@ -19,7 +19,7 @@ Work reduce(const at::Tensor& tensor, const ReduceOptions& options, const Proces
   c10d::ReduceOptions native;
   native.reduceOp = options.op();
   native.rootRank = options.dst();
-  native.asyncOp = options.async_op();
+  native.asyncOp = call.is_async(options.async_op(), tensor);
   std::vector<at::Tensor> tensors{call.to_reduce_dense(tensor, &native.reduceOp)};
   return call.run(options.async_op(), [&] { return call.group().reduce(tensors, native); });
 }
@@ -29,7 +29,7 @@ Work reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inp
   const detail::CollectiveCall call(group, "reduce_scatter");
   call.check_count(inputs, "inputs");
   c10d::ReduceScatterOptions native;
-  native.asyncOp = options.async_op();
+  native.asyncOp = call.is_async(options.async_op(), output);
   std::vector<std::vector<at::Tensor>> input_lists(1);
   for (const auto& input : inputs) {
     call.check_like(input, "an input", output, "output", output.defined() ? output.numel() : 0);
@@ -48,7 +48,7 @@ Work reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
   call.check_like(input, "input", output, "output",
                   output.defined() ? output.numel() * call.size() : 0);
   c10d::ReduceScatterOptions native;
-  native.asyncOp = options.async_op();
+  native.asyncOp = call.is_async(options.async_op(), output);
   native.reduceOp = options.op();
   auto from = call.to_reduce(input, &native.reduceOp, "input").flatten();
   native.reduceOp = options.op();

@@ -323,9 +323,19 @@ std::vector<int> StoreChannel::await_goodbyes(milliseconds patience) {
   return missing->ranks;
 }
 
+void StoreChannel::watch_on_device(const std::string& name, c10d::Work& work) {
+  on_device_.add(name, work);
+}
+
 std::string StoreChannel::failure() const {
-  const std::lock_guard lock(mutex_);
-  return failure_;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) {
+      return failure_;
+    }
+  }
+  const auto found = on_device_.failure();
+  return found ? fmt::format("rank {} of {}: {}", rank_, world_size_, *found) : "";
 }
 
 bool StoreChannel::all_failed(const std::string& scope, std::uint64_t pass,

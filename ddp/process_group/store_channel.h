@@ -13,6 +13,7 @@
 
 #include <ddp/process_group/store_connection.h>
 #include <ddp/reducer/failure_channel.h>
+#include <ddp/reducer/unfinished_works.h>
 
 namespace ddp::detail {
 
@@ -68,6 +69,9 @@ class StoreChannel final : public FailureChannel {
                      const std::function<std::string(const std::vector<std::string>&)>& judge,
                      const std::string& what);
 
+  /// A collective whose end no thread waits for: where it fails, `failure()` says so from then on.
+  void watch_on_device(const std::string& name, c10d::Work& work);
+
   /// A number that is the same on all ranks if they all call this in the same order.
   std::uint64_t next_id() { return next_id_++; }
 
@@ -86,7 +90,8 @@ class StoreChannel final : public FailureChannel {
   void abort(const std::string& report) override;
   void await_readers(std::chrono::milliseconds patience) override;
   std::string reports_of_others(std::chrono::milliseconds patience) override;
-  /// What this rank aborted the group with: its own failure, or a failed collective.
+  /// What this rank aborted the group with: its own failure, or a failed collective, also one that
+  /// is found to have failed on the device.
   std::string failure() const override;
   bool peer_lost() override;
 
@@ -108,6 +113,7 @@ class StoreChannel final : public FailureChannel {
   std::uint64_t next_id_ = 0;
   mutable std::mutex mutex_;
   std::string failure_;
+  mutable UnfinishedWorks on_device_;
 };
 
 }  // namespace ddp::detail

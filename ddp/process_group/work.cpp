@@ -18,18 +18,24 @@ bool is_point_to_point(const c10d::Work& work) {
 }  // namespace
 
 Work::Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<detail::StoreChannel> channel,
-           std::string name, std::function<void()> finish)
+           std::string name, std::function<void()> finish, detail::WaitKind wait_kind)
     : work_(std::move(work)),
       channel_(std::move(channel)),
       name_(std::move(name)),
-      finish_(finish ? std::make_shared<std::function<void()>>(std::move(finish)) : nullptr) {}
+      finish_(finish ? std::make_shared<std::function<void()>>(std::move(finish)) : nullptr),
+      wait_kind_(wait_kind) {
+  if (work_ && wait_kind_ == detail::WaitKind::kStream) {
+    channel_->watch_on_device(name_, *work_);
+  }
+}
 
 void Work::wait() {
   if (work_) {
     bool done = false;
     try {
-      done = is_point_to_point(*work_) ? detail::watched_wait_apart(work_, channel_)
-                                       : detail::watched_wait(*work_, channel_.get());
+      done = is_point_to_point(*work_) && wait_kind_ == detail::WaitKind::kHost
+                 ? detail::watched_wait_apart(work_, channel_)
+                 : detail::watched_wait(*work_, channel_.get(), wait_kind_);
     } catch (const std::exception& error) {
       detail::fail_collective(*channel_, name_, detail::concise(error));
     }

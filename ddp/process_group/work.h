@@ -7,6 +7,8 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <ddp/reducer/device_backend.h>
+
 namespace ddp {
 
 namespace detail {
@@ -28,10 +30,13 @@ class Work {
   Work() = default;
   /// `finish` runs in the first `wait()` that succeeds.
   Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<detail::StoreChannel> channel,
-       std::string name, std::function<void()> finish = {});
+       std::string name, std::function<void()> finish = {},
+       detail::WaitKind wait_kind = detail::WaitKind::kHost);
 
-  /// Blocks until the collective is done. Throws CommunicationError, which names the collective and
-  /// what is known of the other ranks; the group is not usable after that.
+  /// Blocks until the collective is done; over NCCL the device's current stream waits for it, this
+  /// thread does not, and a failure is thrown by the next call on the group. Throws
+  /// CommunicationError, which names the collective and what is known of the other ranks; the group
+  /// is not usable after that.
   void wait();
 
   /// Whether `wait()` would return at once (or throw at once).
@@ -48,6 +53,7 @@ class Work {
   std::shared_ptr<detail::StoreChannel> channel_;
   std::string name_;
   std::shared_ptr<std::function<void()>> finish_;
+  detail::WaitKind wait_kind_ = detail::WaitKind::kHost;
 };
 
 }  // namespace ddp

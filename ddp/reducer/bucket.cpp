@@ -27,6 +27,22 @@
 // comes then must not be added to values that are scaled already: so the parameter has no gradient
 // between its hook and its bucket's launch, autograd makes a new one, and the slot adds that one
 // up.
+//
+// On a GPU it is the number of kernels that counts, not the cache: the slots hold the gradients
+// themselves until the launch, which copies them in one go and multiplies the whole message once.
+
+// Note [Streams]
+// ~~~~~~~~~~~~~~
+// A bucket is filled by hooks that run with their parameters' streams, launched by one of them (of
+// this bucket, or of one before it), reduced on the backend's own stream, and read on the stream
+// that called backward(). The order among them:
+// - the launching stream waits for those that filled the bucket, or made the gradients in it;
+// - the backend's stream waits for the one that is current at the launch, as NCCL's does;
+// - at the end of backward the caller's streams, which autograd has made current, wait for the
+//   backend's (c10d::Work::wait), and the thread goes on.
+// A hook writes into memory that the optimizer has read on the caller's stream: its gradient came
+// out of a forward that followed there, and autograd orders the streams along the graph.
+// Memory is told to the allocator for every stream that works on it (DeviceStreams).
 
 namespace ddp {
 namespace {
@@ -41,7 +57,9 @@ Bucket::Bucket(const std::vector<NamedParameter>& parameters, std::vector<std::s
                const detail::MessageAllocator& allocator)
     : indices_(std::move(indices)),
       allocator_(&allocator),
-      is_sparse_(parameters[indices_.front()].expects_sparse) {
+      is_sparse_(parameters[indices_.front()].expects_sparse),
+      streams_(parameters[indices_.front()].tensor.device()),
+      copies_at_launch_(!is_sparse_ && !parameters[indices_.front()].tensor.is_cpu()) {
   std::int64_t numel = 0;
   for (const auto index : indices_) {
     const auto& parameter = parameters[index].tensor;
@@ -72,6 +90,7 @@ Bucket::Bucket(const std::vector<NamedParameter>& parameters, std::vector<std::s
 
 void Bucket::allocate() {
   const at::NoGradGuard no_grad;
+  streams_.forget();
   if (is_sparse_) {
     message_ = empty_sparse();
     return;
@@ -125,6 +144,7 @@ bool Bucket::is_kept_elsewhere(const std::vector<NamedParameter>& parameters) co
 }
 
 void Bucket::begin(const std::vector<NamedParameter>& parameters, bool keep_gradients) {
+  streams_.begin_pass();
   if (keep_gradients && is_kept_elsewhere(parameters)) {
     allocate();
   }
@@ -133,20 +153,24 @@ void Bucket::begin(const std::vector<NamedParameter>& parameters, bool keep_grad
   }
   for (auto& slot : slots_) {
     slot.state = State::kWaiting;
+    slot.gradient.reset();
   }
 }
 
 void Bucket::begin_with_zeros(const std::vector<NamedParameter>& parameters) {
   const at::NoGradGuard no_grad;
+  streams_.begin_pass();
   bool is_in_use = is_kept_elsewhere(parameters);
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     slots_[i].state = State::kZero;
+    slots_[i].gradient.reset();
     is_in_use = is_in_use || is_alias(parameters[indices_[i]].tensor.grad(), slots_[i].alias);
   }
   if (is_in_use || is_sparse_) {
     allocate();
   }
   if (!is_sparse_) {
+    streams_.use(message_);
     message_.zero_();
   }
 }
@@ -173,10 +197,20 @@ void Bucket::take(Slot& slot, const at::Tensor& gradient, double factor) const {
 }
 
 void Bucket::collect(const std::vector<NamedParameter>& parameters, std::size_t position,
-                     double factor) {
+                     double pass_factor) {
   const at::NoGradGuard no_grad;
+  const double factor = copies_at_launch_ ? 1.0 : pass_factor;
   auto& slot = slots_[position];
   auto& gradient = parameters[indices_[position]].tensor.mutable_grad();
+  if (copies_at_launch_ && slot.state != State::kCollected && !gradient.requires_grad() &&
+      gradient.layout() == at::kStrided) {
+    collect_later(slot, gradient);
+    return;
+  }
+  streams_.use_after_others(message_);
+  if (slot.gradient.defined()) {
+    take_first(slot);
+  }
   if (is_sparse_) {
     take_sparse(slot, gradient, factor);
     slot.state = State::kCollected;
@@ -194,9 +228,42 @@ void Bucket::collect(const std::vector<NamedParameter>& parameters, std::size_t 
   gradient.reset();
 }
 
-void Bucket::complete(const std::vector<NamedParameter>& parameters, double factor,
+void Bucket::collect_later(Slot& slot, at::Tensor& gradient) {
+  streams_.use(message_);
+  slot.gradient = std::exchange(gradient, at::Tensor());
+  slot.state = State::kCollected;
+}
+
+void Bucket::take_first(Slot& slot) const {
+  const auto gradient = std::exchange(slot.gradient, at::Tensor());
+  detail::record_on_current_stream(gradient);
+  slot.state = State::kWaiting;
+  take(slot, gradient, 1.0);
+  slot.state = State::kCollected;
+}
+
+void Bucket::copy_collected() {
+  std::vector<at::Tensor> from;
+  std::vector<at::Tensor> to;
+  for (auto& slot : slots_) {
+    if (auto gradient = std::exchange(slot.gradient, at::Tensor());
+        gradient.defined() && !is_alias(gradient, slot.alias)) {
+      detail::record_on_current_stream(gradient);
+      from.push_back(std::move(gradient));
+      to.push_back(slot.alias);
+    }
+  }
+  if (!from.empty()) {
+    at::_foreach_copy_(to, from);
+  }
+}
+
+void Bucket::complete(const std::vector<NamedParameter>& parameters, double pass_factor,
                       const std::vector<std::int32_t>& used) {
   const at::NoGradGuard no_grad;
+  streams_.use_after_others(message_);
+  copy_collected();
+  const double factor = copies_at_launch_ ? 1.0 : pass_factor;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     auto& slot = slots_[i];
     auto& gradient = parameters[indices_[i]].tensor.mutable_grad();
@@ -221,11 +288,17 @@ void Bucket::complete(const std::vector<NamedParameter>& parameters, double fact
       gradient = slot.alias;
     }
   }
+  if (copies_at_launch_ && pass_factor != 1.0) {
+    message_.mul_(pass_factor);
+  }
 }
 
 void Bucket::drop_gradients(const std::vector<NamedParameter>& parameters) {
   for (const auto index : indices_) {
     parameters[index].tensor.mutable_grad().reset();
+  }
+  for (auto& slot : slots_) {
+    slot.gradient.reset();
   }
 }
 
@@ -264,6 +337,7 @@ void Bucket::take_result(const at::Tensor& result) {
 void Bucket::finish(const std::vector<NamedParameter>& parameters,
                     const std::vector<std::int32_t>& used_anywhere) {
   const at::NoGradGuard no_grad;
+  streams_.use(message_);
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     auto& slot = slots_[i];
     const bool is_set_elsewhere =

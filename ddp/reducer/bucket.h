@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <ddp/reducer/device_backend.h>
+#include <ddp/reducer/device_streams.h>
 #include <ddp/reducer/message_memory.h>
 #include <ddp/reducer/named_parameter.h>
 
@@ -39,15 +41,18 @@ class Bucket {
   /// touched, by this or by what follows.
   void begin_with_zeros(const std::vector<NamedParameter>& parameters);
 
-  /// Takes the gradient of the bucket's parameter number `position`, multiplied by `factor`, into
+  /// Takes the gradient of the bucket's parameter number `position`, times `pass_factor`, into
   /// the bucket; several in one pass add up. The parameter has no gradient then until the launch
-  /// (a sparse one: until `finish`).
-  void collect(const std::vector<NamedParameter>& parameters, std::size_t position, double factor);
+  /// (a sparse one: until `finish`). Off the CPU it is only kept here, and all are copied at the
+  /// launch together. To be called with the stream as the current one that made the gradient.
+  void collect(const std::vector<NamedParameter>& parameters, std::size_t position,
+               double pass_factor);
 
-  /// Before the launch: collects what is missing and makes the slots the parameters' gradients. A
+  /// Before the launch, with the stream as the current one that it will follow: waits for the other
+  /// streams' parts, collects what is missing and makes the slots the parameters' gradients. A
   /// parameter without a gradient contributes zeros. `used[i] == 0`: this pass gave parameter i no
   /// gradient, so that an older one only contributes and is left as it is.
-  void complete(const std::vector<NamedParameter>& parameters, double factor,
+  void complete(const std::vector<NamedParameter>& parameters, double pass_factor,
                 const std::vector<std::int32_t>& used);
 
   /// After a failed pass: nobody takes its gradients for averages, since there are none.
@@ -69,6 +74,9 @@ class Bucket {
 
   /// Parameters still awaited in this pass; kept by the reducer.
   std::size_t pending = 0;
+  /// How the backend treats the message; kept by the reducer.
+  detail::WaitKind wait_kind = detail::WaitKind::kHost;
+  bool averages_natively = false;
 
  private:
   enum class State : std::uint8_t {
@@ -87,6 +95,7 @@ class Bucket {
     std::int64_t offset = 0;  // in elements of the parameter's dtype
     std::int64_t numel = 0;
     at::Tensor alias;
+    at::Tensor gradient;  // collected, and not copied yet
     State state = State::kWaiting;
   };
 
@@ -95,6 +104,9 @@ class Bucket {
   at::Tensor as_sparse(const at::Tensor& gradient) const;
   void take_sparse(Slot& slot, const at::Tensor& gradient, double factor);
   void take(Slot& slot, const at::Tensor& gradient, double factor) const;
+  void collect_later(Slot& slot, at::Tensor& gradient);
+  void take_first(Slot& slot) const;
+  void copy_collected();
   bool is_kept_elsewhere(const std::vector<NamedParameter>& parameters) const;
 
   std::vector<std::size_t> indices_;
@@ -104,6 +116,8 @@ class Bucket {
   at::TensorOptions message_options_;
   std::int64_t message_numel_ = 0;
   at::Tensor message_;
+  detail::DeviceStreams streams_;
+  const bool copies_at_launch_;
 };
 
 }  // namespace ddp

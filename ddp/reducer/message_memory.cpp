@@ -1,3 +1,5 @@
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 
 #include <ATen/ATen.h>
@@ -9,6 +11,11 @@ namespace {
 
 c10::intrusive_ptr<c10d::Backend> lender(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                          const c10::Device& device) {
+  // As Python: NCCL's own memory is taken on request only.
+  const char* const is_off = std::getenv("DDP_DISABLE_COMM_MEM");
+  if (!device.is_cpu() && (is_off == nullptr || std::strcmp(is_off, "0") != 0)) {
+    return nullptr;
+  }
   try {
     auto backend = group->getBackend(device.type());
     const auto index = device.has_index() ? device.index() : c10::DeviceIndex(0);

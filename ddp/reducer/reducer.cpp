@@ -149,8 +149,10 @@ void Reducer::prepare_for_forward() {
     fail_pass(report);
     throw UsageError(report);
   }
+  check_device_works();
   follow_parameters();
   if (rebuild_due()) {
+    refuse_capture("rank 0's order of the gradients");
     rebuild_buckets();
   }
   is_armed_ = true;

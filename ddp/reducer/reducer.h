@@ -23,6 +23,7 @@
 #include <ddp/reducer/bucket_assignment.h>
 #include <ddp/reducer/comm_hook.h>
 #include <ddp/reducer/failure_channel.h>
+#include <ddp/reducer/unfinished_works.h>
 
 namespace ddp {
 
@@ -42,6 +43,8 @@ struct ReducerOptions {
   bool python_compatible = false;
   /// The next pass may overwrite gradients that the program still holds.
   bool gradient_as_bucket_view = false;
+  /// Whether the current stream is being captured into a CUDA graph; empty: never.
+  std::function<bool()> is_capturing;
 };
 
 /// Averages the parameters' gradients over the ranks of a process group while backward runs.
@@ -149,6 +152,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_full_buckets();
   void launch(std::size_t bucket);
   void launch_hook(std::size_t bucket);
+  c10::intrusive_ptr<c10d::Work> start_all_reduce(std::size_t bucket);
+  bool averages_natively(const Bucket& bucket) const;
+  double factor_for(const Bucket& bucket) const;
+  void refuse_capture(const std::string& what);
+  void check_device_works();
   void end_of_backward(std::uint64_t pass, int task);
   [[noreturn]] void fail_incomplete_pass();
   void backward_died(std::uint64_t pass);
@@ -163,6 +171,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool fail_pass(const std::string& report) noexcept;
   void complete_on_the_wire();
   [[noreturn]] void communication_failed(const std::string& what, const std::string& why);
+  [[noreturn]] void communication_failed(const std::string& report);
 
   BucketAssignment first_assignment() const;
   void set_buckets(BucketAssignment assignment);
@@ -211,11 +220,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<int> queued_tasks_;    // graph tasks at whose end we are called
   std::vector<InFlight> in_flight_;  // by bucket
   std::vector<std::uint32_t> firings_left_;
+  bool native_average_ = false;  // the backend divides where it can, and not the buckets
   at::Tensor used_map_;
   c10::intrusive_ptr<c10d::Work> used_work_;
   std::string pending_report_;  // why a hook threw
 
-  std::string failure_;  // why the group is not usable any more
+  detail::UnfinishedWorks device_works_;  // over which the thread has gone on
+  std::string failure_;                   // why the group is not usable any more
   std::atomic<std::uint64_t> finished_passes_{0};
 
   // For `describe_in`.

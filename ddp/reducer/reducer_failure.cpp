@@ -59,9 +59,14 @@ std::string Reducer::describe_missing() const {
 }
 
 void Reducer::communication_failed(const std::string& what, const std::string& why) {
+  communication_failed(fmt::format("{} failed: {}", what, why));
+}
+
+void Reducer::communication_failed(const std::string& report) {
   drop_gradients();
-  close_pass();
-  const auto report = fmt::format("{} failed: {}", what, why);
+  if (open_) {
+    close_pass();
+  }
   failure_ = fmt::format(
       "the process group failed earlier ({}); destroy it with ddp::destroy_process_group()",
       report);
@@ -73,6 +78,26 @@ void Reducer::communication_failed(const std::string& what, const std::string& w
     process_group_->abort();
   }
   throw CommunicationError(who() + report + others);
+}
+
+/// Of all-reduces that a stream has waited for: throws where one is known by now to have failed.
+void Reducer::check_device_works() {
+  if (const auto failed = device_works_.failure()) {
+    communication_failed(*failed);
+  }
+}
+
+void Reducer::refuse_capture(const std::string& what) {
+  if (options_.is_capturing && options_.is_capturing()) {
+    if (open_) {
+      drop_gradients();
+      close_pass();
+    }
+    throw UsageError(fmt::format(
+        "{}this step is being captured into a CUDA graph, and must learn {}, which a graph cannot "
+        "do. Run at least three steps before the capture, in which every parameter is used",
+        who(), what));
+  }
 }
 
 void Reducer::drop_gradients() {
@@ -116,14 +141,14 @@ bool Reducer::fail_pass(const std::string& report) noexcept {
 
 void Reducer::complete_on_the_wire() {
   for (; next_bucket_ < buckets_.size(); ++next_bucket_) {
-    std::vector<at::Tensor> tensors{buckets_[next_bucket_].message()};
-    in_flight_[next_bucket_].work = process_group_->allreduce(tensors);
+    in_flight_[next_bucket_].work = start_all_reduce(next_bucket_);
   }
-  for (auto& in_flight : in_flight_) {
+  for (std::size_t index = 0; index < in_flight_.size(); ++index) {
+    auto& in_flight = in_flight_[index];
     if (in_flight.future) {
       detail::watched_wait(*in_flight.future, channel_.get());
     } else if (in_flight.work) {
-      detail::watched_wait(*in_flight.work, channel_.get());
+      detail::watched_wait(*in_flight.work, channel_.get(), buckets_[index].wait_kind);
     }
   }
 }

@@ -48,7 +48,12 @@ void Reducer::set_buckets(BucketAssignment assignment) {
       bucket_of_[indices[position]] = buckets_.size();
       position_of_[indices[position]] = position;
     }
-    buckets_.emplace_back(parameters_, std::move(indices), message_allocator_);
+    auto& bucket = buckets_.emplace_back(parameters_, std::move(indices), message_allocator_);
+    const auto device = bucket.message().device();
+    bucket.wait_kind = detail::wait_kind(*process_group_, device);
+    bucket.averages_natively =
+        !bucket.is_sparse() &&
+        detail::averages_natively(*process_group_, device, bucket.message().scalar_type());
   }
   in_flight_.assign(buckets_.size(), {});
 }
@@ -95,7 +100,8 @@ BucketAssignment Reducer::agree_with_rank_0(const BucketAssignment& own) {
   indices.push_back(static_cast<std::int32_t>(own.size()));
   const auto from_rank_0 = [&](const std::vector<std::int32_t>& values) {
     std::vector<at::Tensor> tensors{at::tensor(values, at::kInt).to(device)};
-    detail::watched_wait(*process_group_->broadcast(tensors), channel_.get());
+    detail::watched_wait(*process_group_->broadcast(tensors), channel_.get(),
+                         detail::wait_kind(*process_group_, device));
     const auto host = tensors.front().cpu();
     return std::vector<std::int32_t>(host.data_ptr<std::int32_t>(),
                                      host.data_ptr<std::int32_t>() + host.numel());

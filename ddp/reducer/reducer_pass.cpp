@@ -97,7 +97,7 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
                     parameters_[index].name));
   }
   if (defined) {
-    buckets_[bucket].collect(parameters_, position_of_[index], factor_);
+    buckets_[bucket].collect(parameters_, position_of_[index], factor_for(buckets_[bucket]));
   }
   if (!options_.static_graph || (learned_ && firings_left_[index] == 0)) {
     mark_ready(index);
@@ -156,6 +156,8 @@ void Reducer::begin_pass() {
   // Nothing is open while this communicates: what it throws is not a failed pass.
   const int divisor = before_pass_ ? before_pass_() : process_group_->getSize();
   factor_ = hook_ ? 1.0 : 1.0 / divisor;
+  // Python's ranks divide before they sum; in a join the number of ranks varies.
+  native_average_ = !hook_ && !before_pass_ && !options_.python_compatible;
   backward_begin_ = Clock::now();
   open_pass();
   for (auto& bucket : buckets_) {
@@ -257,17 +259,38 @@ void Reducer::launch(std::size_t index) {
   if (index == 0) {
     comm_begin_ = Clock::now();
   }
-  bucket.complete(parameters_, factor_, used_);
+  bucket.complete(parameters_, factor_for(bucket), used_);
   if (hook_) {
     launch_hook(index);
     return;
   }
-  std::vector<at::Tensor> tensors{bucket.message()};
   try {
-    in_flight_[index].work = process_group_->allreduce(tensors);
+    in_flight_[index].work = start_all_reduce(index);
   } catch (const std::exception& error) {
     communication_failed("the all-reduce of " + describe(index), detail::concise(error));
   }
+}
+
+c10::intrusive_ptr<c10d::Work> Reducer::start_all_reduce(std::size_t index) {
+  auto& bucket = buckets_[index];
+  std::vector<at::Tensor> tensors{bucket.message()};
+  c10d::AllreduceOptions options;
+  if (averages_natively(bucket)) {
+    options.reduceOp = c10d::ReduceOp::AVG;
+  }
+  auto work = process_group_->allreduce(tensors, options);
+  if (bucket.wait_kind == detail::WaitKind::kStream) {
+    device_works_.add("the all-reduce of " + describe(index), *work);
+  }
+  return work;
+}
+
+bool Reducer::averages_natively(const Bucket& bucket) const {
+  return native_average_ && bucket.averages_natively;
+}
+
+double Reducer::factor_for(const Bucket& bucket) const {
+  return averages_natively(bucket) ? 1.0 : factor_;
 }
 
 void Reducer::launch_hook(std::size_t index) {
@@ -341,7 +364,10 @@ void Reducer::fail_incomplete_pass() {
 }
 
 void Reducer::start_used_map() {
-  used_map_ = at::tensor(used_, at::kInt).to(parameters_.front().tensor.device());
+  const auto device = parameters_.front().tensor.device();
+  auto host = at::tensor(used_, at::kInt);
+  // From pinned memory the copy does not wait for what the device has to do before it.
+  used_map_ = (device.is_cuda() ? host.pin_memory() : host).to(device, /*non_blocking=*/true);
   std::vector<at::Tensor> tensors{used_map_};
   try {
     used_work_ = process_group_->allreduce(tensors);
@@ -354,13 +380,19 @@ void Reducer::wait_for_used_map() {
   bool done = false;
   std::string why = "it was aborted";
   try {
-    done = detail::watched_wait(*used_work_, channel_.get());
+    done = detail::watched_wait(*used_work_, channel_.get(),
+                                detail::wait_kind(*process_group_, used_map_.device()));
   } catch (const std::exception& error) {
     why = detail::concise(error);
   }
   if (!done) {
     communication_failed("the all-reduce of the used parameters", why);
   }
+  if (std::find(used_.begin(), used_.end(), 0) == used_.end()) {
+    used_anywhere_.clear();  // this rank has used them all, and need not read the map
+    return;
+  }
+  refuse_capture("whether another rank used the parameters that this one did not");
   const auto host = used_map_.cpu();
   used_anywhere_.assign(host.data_ptr<std::int32_t>(),
                         host.data_ptr<std::int32_t>() + host.numel());
@@ -392,6 +424,7 @@ void Reducer::finish_pass() {
       }
     }
   }
+  check_device_works();
   learned_ = options_.static_graph;
   record_times(computed);
   close_pass();
@@ -418,6 +451,7 @@ void Reducer::record_times(Clock::time_point computed) {
 void Reducer::shadow_pass() {
   const std::lock_guard lock(mutex_);
   factor_ = 1;
+  native_average_ = false;
   forward_begin_ = backward_begin_ = Clock::now();
   open_pass();
   for (auto& bucket : buckets_) {
@@ -444,7 +478,7 @@ void Reducer::wait_for(std::size_t index) {
   const auto what = [&] { return "the all-reduce of " + describe(index); };
   bool done = false;
   try {
-    done = detail::watched_wait(*in_flight.work, channel_.get());
+    done = detail::watched_wait(*in_flight.work, channel_.get(), buckets_[index].wait_kind);
   } catch (const std::exception& error) {
     communication_failed(what(), detail::concise(error));
   }

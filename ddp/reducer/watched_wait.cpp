@@ -19,6 +19,10 @@
 // So a wait looks every now and then whether a rank is gone. Where one is, it gives the backend one
 // more turn to say so itself, since it knows more; then it ends the operations in flight. Where
 // even this does not end the second case, the wait gives up.
+//
+// Where a stream waits (WaitKind::kStream) nothing of this is done: the thread goes on at once, and
+// a wait with a limit would block it, and abort NCCL's communicator at that limit. How the work
+// ended is learned from UnfinishedWorks.
 
 namespace ddp::detail {
 namespace {
@@ -42,8 +46,8 @@ void watch(const Wait& wait, FailureChannel& channel) {
 
 }  // namespace
 
-bool watched_wait(c10d::Work& work, FailureChannel* channel) {
-  if (channel == nullptr) {
+bool watched_wait(c10d::Work& work, FailureChannel* channel, WaitKind kind) {
+  if (channel == nullptr || kind == WaitKind::kStream) {
     return work.wait();
   }
   bool success = false;
@@ -87,11 +91,13 @@ void watched_wait(c10::ivalue::Future& future, FailureChannel* channel) {
     bool done = false;
   };
   const auto completion = std::make_shared<Completion>();
-  future.addCallback([completion](c10::ivalue::Future&) {
-    const std::lock_guard lock(completion->mutex);
-    completion->done = true;
-    completion->changed.notify_all();
-  });
+  future.addCallback(
+      [completion](c10::ivalue::Future&) {
+        const std::lock_guard lock(completion->mutex);
+        completion->done = true;
+        completion->changed.notify_all();
+      },
+      /*uses_future=*/false);
   watch(
       [&](std::chrono::milliseconds turn) {
         std::unique_lock lock(completion->mutex);

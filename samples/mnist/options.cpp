@@ -31,7 +31,7 @@ cxxopts::Options make_parser() {
     ("lr", "Learning rate", cxxopts::value<double>()->default_value("0.05"), "X")
     ("seed", "Where the initial parameters and the order of the images come from",
      cxxopts::value<std::int64_t>()->default_value("0"), "N")
-    ("backend", "What carries the communication, as gloo (default: the best one here)",
+    ("backend", "What carries the communication: gloo, shm or nccl (default: the best one here)",
      cxxopts::value<std::string>(), "NAME")
     ("save", "Where to save the trained network", cxxopts::value<std::string>(), "PATH")
     ("no_batch_norm,no-batch-norm", "Leave the batch normalisation out")

@@ -199,7 +199,7 @@ TEST_CASE("a new group gets what the default one asked for, or its own") {
     rank.report("after gloo", ddp::get_backend(ddp::new_group({0, 1, 2})));
     std::string refusal;
     try {
-      ddp::new_group({0, 1}, NewGroupOptions().backend("nccl"));
+      ddp::new_group({0, 1}, NewGroupOptions().backend("mpi"));
     } catch (const ddp::UsageError& error) {
       refusal = error.what();
     }
@@ -212,9 +212,10 @@ TEST_CASE("a new group gets what the default one asked for, or its own") {
     CHECK(results[rank].status == 0);
     CHECK(results[rank]["names"] == kNames[rank]);
     CHECK(results[rank]["after gloo"] == "gloo");
-    CHECK_THAT(results[rank]["refusal"],
-               contains("new_group: the backend \"nccl\" is not in this build; use \"gloo\", "
-                        "\"shm\", or \"\" for what the default group asked for"));
+    CHECK_THAT(
+        results[rank]["refusal"],
+        contains("new_group: the backend \"mpi\" is unknown; use \"gloo\", \"shm\", \"nccl\", "
+                 "\"cpu:gloo,cuda:nccl\", or \"\" for what the default group asked for"));
   }
 }
 

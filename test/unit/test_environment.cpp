@@ -178,7 +178,7 @@ TEST_CASE("options that no group can be made of") {
   CHECK_THROWS_WITH(
       ddp::init_process_group("mpi"),
       contains(
-          "init_process_group: the backend \"mpi\" is not in this build; use \"gloo\", \"shm\""));
+          "init_process_group: the backend \"mpi\" is unknown; use \"gloo\", \"shm\", \"nccl\""));
   CHECK_THROWS_WITH(ddp::init_process_group(Options().timeout(milliseconds(0))),
                     contains("init_process_group: timeout is 0 ms; it must be positive"));
   setenv("TORCH_DISTRIBUTED_DEBUG", "LOUD", 1);

@@ -125,7 +125,7 @@ TEST_CASE("a wait for a lost rank that the backend does not end gives up") {
   FakeChannel channel;
   channel.lost = true;
   const auto work = c10::make_intrusive<ddp::test::FakeWork>(at::ones({1}), [] {});
-  REQUIRE_THROWS_WITH(ddp::detail::watched_wait(*work, &channel),
+  REQUIRE_THROWS_WITH(ddp::detail::watched_wait(*work, &channel, ddp::detail::WaitKind::kHost),
                       contains("a rank that takes part in it has left"));
   CHECK(channel.ended_operations == 1);
 }

@@ -1,0 +1,51 @@
+# DdpFindNccl.cmake over folders that look like LibTorch's, with one thing missing or wrong after the other.
+string(RANDOM LENGTH 12 name)
+set(work "${WORK}/nccl_${name}")
+set(site "${work}/site-packages")
+
+function(expect words)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env --unset=CUDA_HOME --unset=CUDAToolkit_ROOT --unset=NCCL_ROOT --unset=NCCL_HOME
+      ${CMAKE_COMMAND} -DROOT=${site}/torch -P ${CMAKE_CURRENT_LIST_DIR}/probe_nccl.cmake
+    OUTPUT_VARIABLE out ERROR_VARIABLE out)
+  string(REGEX REPLACE "[ \n]+" " " out "${out}")
+  string(FIND "${out}" "${words}" at)
+  if(at EQUAL -1)
+    file(REMOVE_RECURSE ${work})
+    message(FATAL_ERROR "expected: ${words}\nfound: ${out}")
+  endif()
+endfunction()
+
+function(write_nccl version)
+  string(REPLACE "." ";" numbers "${version}")
+  list(GET numbers 0 major)
+  list(GET numbers 1 minor)
+  list(GET numbers 2 patch)
+  file(WRITE "${site}/nvidia/nccl/include/nccl.h"
+    "#define NCCL_MAJOR ${major}\n#define NCCL_MINOR ${minor}\n#define NCCL_PATCH ${patch}\n#define NCCL_SUFFIX \"\"\n")
+endfunction()
+
+file(WRITE "${site}/torch/lib/libtorch_cpu.so" "")
+expect("is built without CUDA: take one that is built with it")
+file(WRITE "${site}/torch/lib/libtorch_cuda.so" "")
+if(NOT EXISTS /usr/local/cuda/include/cuda_runtime_api.h)
+  expect("CUDA's header cuda_runtime_api.h was not found: run scripts/bootstrap.sh without --minimal")
+endif()
+foreach(header IN ITEMS cuda_runtime_api.h cublas_v2.h cusparse.h cusolverDn.h)
+  file(WRITE "${site}/nvidia/cu13/include/${header}" "")
+endforeach()
+write_nccl(2.28.9)
+file(WRITE "${site}/nvidia/nccl/lib/libnccl.so.2" "some words NCCL version 2.27.3+cuda13.0 and others")
+expect("NCCL's header and library are of different versions")
+expect("2.27.3: ${site}/nvidia/nccl/lib/libnccl.so.2")
+expect("-DDDP_WITH_NCCL=OFF")
+write_nccl(2.27.3)
+expect("version: 2.27.3; problem: ; folders: ")
+# A library that is a link to a file with its version in the name.
+file(REMOVE "${site}/nvidia/nccl/lib/libnccl.so.2")
+file(WRITE "${site}/nvidia/nccl/lib/libnccl.so.2.28.9" "")
+file(CREATE_LINK libnccl.so.2.28.9 "${site}/nvidia/nccl/lib/libnccl.so.2" SYMBOLIC)
+expect("2.28.9: ${site}/nvidia/nccl/lib/libnccl.so.2")
+write_nccl(2.28.9)
+expect("version: 2.28.9; problem: ;")
+file(REMOVE_RECURSE ${work})
