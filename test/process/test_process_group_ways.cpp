@@ -3,6 +3,8 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <future>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <test/support/catch2.h>
@@ -319,42 +321,76 @@ TEST_CASE("ranks that leave at once leave none behind that still connects") {
   }
 }
 
-TEST_CASE("a rank that is killed while the group is made is missed at once") {
-  // Killed when Gloo has connected it and it asks who is there.
-  class KillingStore final : public c10d::FileStore {
+TEST_CASE("a rank that does not say that it is connected") {
+  using Event = std::function<void()>;
+  // Does something when Gloo has connected the rank and it is about to say so.
+  class OddStore final : public c10d::FileStore {
    public:
-    KillingStore(const std::string& path, bool kills) : FileStore(path, kMany), kills_(kills) {}
+    OddStore(const std::string& path, Event event)
+        : FileStore(path, kMany), event_(std::move(event)) {}
     c10::intrusive_ptr<c10d::Store> clone() override {
-      return c10::make_intrusive<KillingStore>(getPath(), kills_);
+      return c10::make_intrusive<OddStore>(getPath(), event_);
     }
     void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
-      if (kills_ && key.find("ddp/connected/") != std::string::npos) {
-        std::raise(SIGKILL);
+      if (event_ && key.find("ddp/connected/") != std::string::npos) {
+        event_();
       }
       FileStore::set(key, value);
     }
 
    private:
     static constexpr int kMany = 1000;
-    const bool kills_;
+    const Event event_;
+  };
+  constexpr int kOdd = 1;
+  // Of three ranks, the event on rank 1.
+  const auto results_of = [](const Event& event, milliseconds timeout, milliseconds odd_timeout) {
+    const Folder folder;
+    auto results = run_ranks(3, [&](const Rank& rank) {
+      const bool is_odd = rank.rank() == kOdd;
+      ddp::init_process_group(
+          InitProcessGroupOptions("gloo")
+              .store(c10::make_intrusive<OddStore>(folder.file("meet"), is_odd ? event : nullptr))
+              .rank(rank.rank())
+              .world_size(rank.world_size())
+              .timeout(is_odd ? odd_timeout : timeout));
+    });
+    UNSCOPED_INFO(summary(results));
+    for (const auto& result : results) {
+      CHECK((result.error_type == "CommunicationError" || result.status == 128 + SIGKILL));
+    }
+    return results;
+  };
+  const auto of_rank = [](int rank, const std::string& text) {
+    return contains("rank " + std::to_string(rank) + ": " + text);
   };
 
-  const Folder folder;
-  const auto results = run_ranks(3, [&](const Rank& rank) {
-    ddp::init_process_group(
-        InitProcessGroupOptions("gloo")
-            .store(c10::make_intrusive<KillingStore>(folder.file("meet"), rank.rank() == 1))
-            .rank(rank.rank())
-            .world_size(rank.world_size())
-            .timeout(milliseconds(60000)));
-  });
-  INFO(summary(results));
-  for (const int rank : {0, 2}) {
-    CHECK(results[rank].error_type == "CommunicationError");
-    CHECK_THAT(results[rank].error, contains("rank " + std::to_string(rank) +
-                                             ": a rank left before all were connected: "
-                                             "rank 1 has not said that it is"));
-    CHECK(results[rank].seconds < 20);  // not the group's timeout
+  SECTION("killed, and missed at once") {
+    const auto results =
+        results_of([] { std::raise(SIGKILL); }, milliseconds(60000), milliseconds(60000));
+    for (const int rank : {0, 2}) {
+      CHECK_THAT(results[rank].error, of_rank(rank,
+                                              "a rank left before all were connected: rank 1 "
+                                              "has not said that it is"));
+      CHECK(results[rank].seconds < 20);  // not the group's timeout
+    }
+  }
+  SECTION("its store holds it") {
+    const auto results = results_of([] { std::promise<void>().get_future().wait(); },
+                                    milliseconds(2000), milliseconds(5000));
+    for (const int rank : {0, 2}) {
+      CHECK_THAT(results[rank].error,
+                 of_rank(rank, "rank 1 has not connected to all others within 2.0 s"));
+    }
+    CHECK_THAT(results[kOdd].error, of_rank(kOdd,
+                                            "cannot learn whether rank 1 is connected: the "
+                                            "process that serves the store does not answer"));
+  }
+  SECTION("its store fails") {
+    const auto results = results_of([] { throw std::runtime_error("the disk is full"); },
+                                    milliseconds(60000), milliseconds(60000));
+    CHECK_THAT(results[kOdd].error,
+               of_rank(kOdd, "cannot learn whether rank 1 is connected: the disk is full"));
   }
 }
 

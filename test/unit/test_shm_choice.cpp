@@ -29,7 +29,7 @@ struct Outcome {
 Outcome decide(const std::string& wish, const std::string& other, const std::string& opened) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   StoreChannel channel(store, 0, 2, std::chrono::milliseconds(200));
-  BackendChoice choice(wish, 0, {3, 5});
+  BackendChoice choice({wish, false}, 0, {3, 5});
   channel.announce(choice.announcement());
   if (!other.empty()) {
     store->set("ddp/member/1", bytes(other));
