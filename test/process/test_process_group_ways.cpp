@@ -30,6 +30,9 @@ using std::chrono::milliseconds;
 
 namespace {
 
+/// Users of a FileStore, so many that its file stays.
+constexpr int kMany = 1000;
+
 InitProcessGroupOptions over(const std::string& method,
                              milliseconds timeout = milliseconds(15000)) {
   return InitProcessGroupOptions(ddp::test::backend()).init_method(method).timeout(timeout);
@@ -291,7 +294,6 @@ TEST_CASE("ranks that leave at once leave none behind that still connects") {
     }
 
    private:
-    static constexpr int kMany = 1000;
     std::vector<std::string> left_;
   };
 
@@ -339,7 +341,6 @@ TEST_CASE("a rank that does not say that it is connected") {
     }
 
    private:
-    static constexpr int kMany = 1000;
     const Event event_;
   };
   constexpr int kOdd = 1;
