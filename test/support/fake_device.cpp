@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <limits>
 #include <map>
@@ -76,12 +77,14 @@ class Machine {
     const std::lock_guard lock(mutex_);
     auto& queue = queues_[place.stream];
     while (queue.done < place.position) {
-      auto& entry = queue.entries[queue.done++];
-      if (entry.awaited) {
-        run(*entry.awaited);
+      if (queue.entries[queue.done].awaited) {
+        run_awaited(queue, place.position);
+        continue;
       }
+      auto& entry = queue.entries[queue.done++];
       for (auto* block : entry.spoiled) {
         block->spoil();
+        ++misuses;
       }
       if (entry.kernel) {
         entry.kernel();
@@ -129,9 +132,24 @@ class Machine {
   }
 
   std::atomic<int> host_waits{0};
+  std::atomic<int> misuses{0};
 
  private:
   Machine() { queues_.emplace_back(); }
+
+  /// What the next entries wait for, up to the first kernel or `end`: the last one's first, as
+  /// nothing orders them among themselves.
+  void run_awaited(Queue& queue, std::size_t end) {
+    const auto first = queue.done;
+    auto last = first;
+    while (last < end && queue.entries[last].awaited) {
+      ++last;
+    }
+    for (auto i = last; i-- > first;) {
+      run(*queue.entries[i].awaited);
+    }
+    queue.done = std::max(queue.done, last);
+  }
 
   void reach(const Place& place, std::vector<std::size_t>& before) {
     for (auto i = before[place.stream]; i < place.position; ++i) {
@@ -429,5 +447,7 @@ std::vector<float> read_fake(const at::Tensor& tensor) {
 }
 
 int host_waits() { return Machine::instance().host_waits; }
+
+int misuses() { return Machine::instance().misuses; }
 
 }  // namespace ddp::test

@@ -40,4 +40,7 @@ std::vector<float> read_fake(const at::Tensor& tensor);
 /// How often a thread has waited for the device, but by `read_fake`.
 int host_waits();
 
+/// How often a kernel has worked on memory that the allocator had given away.
+int misuses();
+
 }  // namespace ddp::test
