@@ -91,6 +91,19 @@ TEST_CASE("a bucket's memory stays with who fills it with zeros, and with who ta
     own.copy_(bucket->message());
     bucket->drop_gradients(parameters);
   }
+  SECTION("memory of its own, as the program has kept the one before") {
+    auto bucket = make();
+    bucket->begin_with_zeros(parameters);
+    const auto kept = bucket->message().detach();
+    {
+      const c10::StreamGuard elsewhere(allocating);
+      bucket->begin_with_zeros(parameters);
+    }
+    bucket->finish(parameters, {1});
+    own.copy_(bucket->message());
+    CHECK_FALSE(kept.is_alias_of(bucket->message()));
+    bucket->drop_gradients(parameters);
+  }
   read_fake(own);
   CHECK(misuses() == before);
 }
