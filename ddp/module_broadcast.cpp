@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <ddp/module_broadcast.h>
 #include <ddp/reducer/bucket_assignment.h>

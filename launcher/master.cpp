@@ -120,7 +120,7 @@ Master choose_master(const Options& options) {
   return master;
 }
 
-UniqueFd reserve_port_for_all_nodes(uint16_t* port) {
+UniqueFd reserve_port_for_all_nodes(uint16_t* port, uint16_t used_before) {
   Master master;
   master.address = "all addresses";
   Address any;
@@ -134,15 +134,18 @@ UniqueFd reserve_port_for_all_nodes(uint16_t* port) {
     any.length = sizeof(sockaddr_in);
     reserve_free_port(master, any);
   }
+  if (master.port == used_before) {
+    master = renew_master(std::move(master));
+  }
   *port = master.port;
   return std::move(master.reserved);
 }
 
 Master renew_master(Master master) {
   if (!master.reserved) return master;
-  const Address address = master.reserved_on;
-  master.reserved.reset();
-  reserve_free_port(master, address);
+  // Held until there is another: the kernel may give the same one again.
+  const UniqueFd before = std::move(master.reserved);
+  reserve_free_port(master, master.reserved_on);
   return master;
 }
 

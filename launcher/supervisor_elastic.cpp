@@ -47,7 +47,7 @@ bool Supervisor::meet() {
   phase_ = Phase::kMeeting;
   workers_.reset();
   uint16_t port = 0;
-  UniqueFd reserved = reserve_port_for_all_nodes(&port);
+  UniqueFd reserved = reserve_port_for_all_nodes(&port, job_.master.port);
   agent_->join(port);
   while (!agent_->round() && !over()) wait_for_events();
   if (over()) return false;

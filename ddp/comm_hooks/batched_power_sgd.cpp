@@ -3,6 +3,7 @@
 #include <memory>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <ddp/comm_hooks/power_sgd_state.h>
 

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <ddp/comm_hooks/default_hooks.h>
 #include <ddp/comm_hooks/hook_collectives.h>

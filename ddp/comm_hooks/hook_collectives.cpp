@@ -1,6 +1,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <ddp/comm_hooks/hook_collectives.h>
 #include <ddp/process_group/group_registry.h>

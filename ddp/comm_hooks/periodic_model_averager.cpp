@@ -2,6 +2,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <ddp/comm_hooks/periodic_model_averager.h>

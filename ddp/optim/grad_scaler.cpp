@@ -2,6 +2,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <torch/optim/optimizer.h>
 
@@ -20,7 +21,7 @@ void require(bool holds, const std::string& what, double value) {
 }  // namespace
 
 GradScaler::GradScaler(GradScalerOptions options)
-    : options_(std::move(options)), initial_scale_(options_.init_scale()) {
+    : options_(options), initial_scale_(options_.init_scale()) {
   require(options_.init_scale() > 0, "init_scale must be positive", options_.init_scale());
   require(options_.growth_factor() > 1, "growth_factor must be above 1", options_.growth_factor());
   require(options_.backoff_factor() > 0 && options_.backoff_factor() < 1,

@@ -98,6 +98,17 @@ c10::intrusive_ptr<c10d::Backend> connect_nccl(const GroupPlan& plan,
   }
 }
 
+/// What `decide` returns. Where it refuses, from words that all ranks have read, all hear why.
+template <class Decide>
+auto decided_by_all(StoreChannel& channel, const Decide& decide) {
+  try {
+    return decide();
+  } catch (const UsageError& refusal) {
+    channel.refuse(refusal.what());
+    throw;
+  }
+}
+
 }  // namespace
 
 Group make_group(const GroupPlan& plan) {
@@ -127,7 +138,8 @@ Group make_group(const GroupPlan& plan) {
     group.channel->find_members();
     auto kind = c10d::ProcessGroup::BackendType::GLOO;
     c10::intrusive_ptr<c10d::ProcessGroup> process_group;
-    if (auto ranks = choice.decide(*group.channel)) {
+    if (auto ranks =
+            decided_by_all(*group.channel, [&] { return choice.decide(*group.channel); })) {
       backend =
           c10::make_intrusive<shm::ShmBackend>(plan.rank, std::move(ranks), backend, plan.timeout);
       kind = c10d::ProcessGroup::BackendType::CUSTOM;
@@ -146,7 +158,7 @@ Group make_group(const GroupPlan& plan) {
     backend = checked(backend, device_store, settings);
     process_group->setBackend(c10::DeviceType::CPU, kind, backend);
     if (backends.nccl) {
-      choice.check_all_take_nccl(*group.channel);
+      decided_by_all(*group.channel, [&] { choice.check_all_take_nccl(*group.channel); });
       kind = c10d::ProcessGroup::BackendType::NCCL;
       backend = connect_nccl(plan, group_store);
     }

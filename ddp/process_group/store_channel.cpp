@@ -28,6 +28,7 @@ std::string text(const std::vector<std::uint8_t>& value) { return {value.begin()
 
 std::string member_key(int rank) { return fmt::format("ddp/member/{}", rank); }
 std::string connected_key(int rank) { return fmt::format("ddp/connected/{}", rank); }
+std::string refused_key(int rank) { return fmt::format("ddp/refused/{}", rank); }
 std::string goodbye_key(int rank) { return fmt::format("ddp/goodbye/{}", rank); }
 std::string read_key(int rank) { return fmt::format("ddp/read/{}", rank); }
 std::string failure_key(int rank) { return fmt::format("ddp/failure/{}", rank); }
@@ -178,6 +179,12 @@ void StoreChannel::await_connected(Clock::time_point deadline) {
         if (comes(connected_key(other), std::min(kGlance, left_until(deadline)))) {
           break;
         }
+        if (comes(refused_key(other), milliseconds(1))) {
+          const auto reason = await(refused_key(other), kSlack);
+          refuse(reason);
+          throw CommunicationError(
+              fmt::format("rank {}: the group was not made: {}", rank_, reason));
+        }
         if (one_left) {
           throw CommunicationError(fmt::format(
               "rank {}: a rank left before all were connected: rank {} has not said that it is; "
@@ -198,6 +205,18 @@ void StoreChannel::await_connected(Clock::time_point deadline) {
     }
     throw CommunicationError(fmt::format("rank {}: cannot learn whether rank {} is connected: {}",
                                          rank_, awaited, failure.what()));
+  }
+}
+
+void StoreChannel::refuse(const std::string& reason) {
+  const auto deadline = Clock::now() + std::min(timeout_, milliseconds(5000));
+  try {
+    set(refused_key(rank_), reason, left_until(deadline));
+    for (const int other : others()) {
+      await(refused_key(other), left_until(deadline));
+    }
+  } catch (const StoreFailure&) {
+    // The reason is what this rank has to say.
   }
 }
 

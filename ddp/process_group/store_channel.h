@@ -47,6 +47,10 @@ class StoreChannel final : public FailureChannel {
   /// that left before would close connections that the others still make. To be called after
   /// `set_process_group`. Throws CommunicationError at the `deadline`, or where a rank leaves.
   void await_connected(std::chrono::steady_clock::time_point deadline);
+  /// To be called before this rank throws for a `reason` that the others come to by themselves, or
+  /// hear in `await_connected`: waits, at most 5 s, until they have. A rank that left before would
+  /// close the store or connections, and they would hear of that instead.
+  void refuse(const std::string& reason);
   /// The ranks that have not announced themselves by now; none where the store does not answer.
   std::vector<int> not_announced();
   /// Says that the store goes when this process ends: after a failure it waits a moment for the

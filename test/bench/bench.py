@@ -45,6 +45,10 @@ PEERS = {
     "hand_written_async": "hand-written loop, issue all",
 }
 ALL = tuple(PEERS)
+# Of the part "link" alone.
+PEERS |= {"ours_fp16": "ours over Gloo, bucket view, fp16", "forward": "the forward alone",
+          "communication": "the all-reduces alone"}
+LINK = ("forward", "bare", "communication", "ours_bucket_view", "ours_fp16", "python_bucket_view")
 SOME = ("ours_default", "ours_bucket_view", "python", "python_bucket_view", "bare")
 # name -> (what it is, peers, steps in a turn, MB of gradients)
 WORKLOADS = {
@@ -72,7 +76,7 @@ RATIOS = {
 class Peer:
     """The processes of one peer, one a rank."""
 
-    def __init__(self, name, command, ranks, folder, limit):
+    def __init__(self, name, command, ranks, folder, limit, on_nodes=False):
         self.name = name
         self.ranks = ranks
         self.limit = limit
@@ -88,10 +92,12 @@ class Peer:
                 os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
                 MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self._reserved.getsockname()[1]), OMP_NUM_THREADS="1",
                 GLOO_SOCKET_IFNAME="lo")
+            if on_nodes:  # link.sh has made them
+                environment.update(MASTER_ADDR="10.77.0.1", GLOO_SOCKET_IFNAME="eth0")
             log = open(f"{folder}/{name}.{rank}.log", "w+", encoding="utf-8", errors="replace")
             self.logs.append(log)
             self.processes.append(subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                (["ip", "netns", "exec", f"node{rank}"] if on_nodes else []) + command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 bufsize=0, preexec_fn=lambda: self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)))
 
     def answers(self):
@@ -175,15 +181,16 @@ def parse_arguments():
     parser.add_argument("--turns", type=int, help="of each peer (default: 15; quick: 7)")
     parser.add_argument("--steps", type=int, help="in a turn (default: by workload; quick: half of it)")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--parts", default=",".join(PARTS), help="which, and in which order")
+    parser.add_argument("--parts", help=f"which, and in which order (default: {', '.join(PARTS)}; quick: without {' and '.join(SLOW)})")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which, and in which order")
     parser.add_argument("--peers", help="which, and in which order (default: by workload)")
     parser.add_argument("--json", help="where to write the measures")
     parser.add_argument("--bin", default=f"{ROOT}/build/release/bin", help="where the C++ programs are")
+    parser.add_argument("--on-link", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--python", default=f"{ROOT}/.deps/venv/bin/python", help="has the torch of Python's peers")
     options = parser.parse_args()
     options.turns = options.turns or (7 if options.quick else 15)
-    options.parts = options.parts.split(",")
+    options.parts = options.parts.split(",") if options.parts else [name for name in PARTS if not (options.quick and name in SLOW)]
     options.workloads = options.workloads.split(",")
     options.peers = options.peers and options.peers.split(",")
     for kind, names, known in ("part", options.parts, PARTS), ("workload", options.workloads, WORKLOADS), ("peer", options.peers or [], PEERS):
@@ -204,9 +211,9 @@ class Result:
         return statistics.median((a - c) / (b - c) for a, b, c in zip(self.times[peer], self.times[over], base))
 
 
-def measure(options, workload):
-    _, names, steps, _ = WORKLOADS[workload]
-    names = options.peers or names
+def measure(options, workload, names=None, on_nodes=False):
+    _, known, steps, _ = WORKLOADS[workload]
+    names = names or options.peers or known
     steps = options.steps or (max(1, steps // 2) if options.quick else steps)
     result = Result()
     with tempfile.TemporaryDirectory(prefix="ddp-bench-") as folder, contextlib.ExitStack() as stack:
@@ -214,7 +221,7 @@ def measure(options, workload):
         for name in names:
             is_python = name.startswith("python")
             command = [options.python, f"{HERE}/bench_step.py"] if is_python else [f"{options.bin}/bench_step"]
-            peer = Peer(name, command + [name, workload], options.ranks, folder, limit=120)
+            peer = Peer(name, command + [name, workload], options.ranks, folder, 120, on_nodes)
             stack.callback(peer.close)
             peer.answers()  # one after the other: their start would only disturb each other
             peers.append(peer)
@@ -294,8 +301,34 @@ def steps(options, measures):
         sys.stdout.flush()
 
 
+def on_link(options, measures):
+    """The part "link", where link.sh has made the nodes."""
+    result = measure(options, "mlp", LINK, on_nodes=True)
+    print_table(options, "mlp", result)
+    times = result.times
+    for name, bound in ("ours_bucket_view", 1.15), ("python_bucket_view", None):
+        floor = [forward + max(bare - forward, alone)
+                 for forward, bare, alone in zip(times["forward"], times["bare"], times["communication"])]
+        measures.add(f"1 Gbit/s, 2 nodes: {PEERS[name]} / (forward + larger of backward and communication)",
+                     statistics.median(a / b for a, b in zip(times[name], floor)), "ratio", bound, at_most=True)
+    measures.add("1 Gbit/s, 2 nodes: ours with fp16 compression / without",
+                 result.ratio("ours_fp16", "ours_bucket_view"), "ratio", 0.65, at_most=True)
+    measures.add("1 Gbit/s, 2 nodes: Python's DDP / ours", result.ratio("python_bucket_view", "ours_bucket_view"), "ratio")
+
+
+def ranks(options, measures):
+    """More ranks than cores: all of them computing at once, with communication and without."""
+    for count in 2, 4, 8:
+        result = measure(argparse.Namespace(**{**vars(options), "ranks": count}), "mlp", ("ours_default", "bare"))
+        print_table(argparse.Namespace(ranks=count), "mlp", result)
+        measures.add(f"MLP, {count} ranks on {machine()['cores']} cores: ours / bare x{count}",
+                     result.ratio("ours_default", "bare"), "ratio")
+
+
 PARTS = {"steps": steps, "all_reduce": other_measures.all_reduce, "growth": other_measures.growth,
-         "start": other_measures.start}
+         "start": other_measures.start, "link": other_measures.link,
+         "ranks": ranks}
+SLOW = ("link", "ranks")
 
 
 def main():
@@ -305,12 +338,14 @@ def main():
             raise SystemExit(f"bench: there is no {path}; build it, or name another place with --bin or --python")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     where = machine()
-    print(f"{where['cpu']}, {where['cores']} cores, load {where['load']} before; {options.turns} turns of each peer")
+    if not options.on_link:
+        print(f"{where['cpu']}, {where['cores']} cores, load {where['load']} before; {options.turns} turns of each peer")
     measures = Measures()
-    for part in options.parts:
-        PARTS[part](options, measures)
+    for part in [on_link] if options.on_link else [PARTS[name] for name in options.parts]:
+        part(options, measures)
         sys.stdout.flush()
-    measures.print()
+    if not options.on_link:
+        measures.print()
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"machine": where, "measures": measures.rows}, file, indent=2)

@@ -34,6 +34,10 @@ void serve(const std::string& name, const std::string& workload, int steps_at_on
   const auto turn = [&](int steps) {
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < steps; ++i) {
+      if (peer.step) {
+        peer.step();
+        continue;
+      }
       // Not optimizer.zero_grad(), which refuses the views that c10d::Reducer makes.
       for (const auto& parameter : parameters) {
         parameter.mutable_grad().reset();

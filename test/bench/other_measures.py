@@ -79,3 +79,20 @@ def all_reduce(options, measures):
         with open(f"{folder}/figures.json", encoding="utf-8") as file:
             for name, value in json.load(file).items():
                 measures.add(f"all-reduce of {name}", value, "ratio", ALL_REDUCE.get(name))
+
+
+def link(options, measures):
+    """Steps of two ranks on nodes of their own, with a link of 1 Gbit/s between them."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    with tempfile.TemporaryDirectory(prefix="ddp-bench-") as folder:
+        print("\ntwo nodes (network namespaces), a link of 1 Gbit/s", flush=True)
+        done = subprocess.run(
+            [f"{here}/link.sh", "1gbit", sys.executable, f"{here}/bench.py", "--on-link", "--turns", str(options.turns),
+             "--bin", options.bin, "--python", options.python, "--json", f"{folder}/figures.json"],
+            check=False, timeout=1200)
+        if done.returncode == 77:
+            return
+        if done.returncode:
+            sys.exit(f"bench: the part link ended with {done.returncode}")
+        with open(f"{folder}/figures.json", encoding="utf-8") as file:
+            measures.rows += json.load(file)["measures"]

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <test/bench/peers.h>
@@ -68,9 +69,35 @@ Peer c10d_reducer(const Workload& work) {
   }};
 }
 
-Peer ours(const Workload& work, bool bucket_view) {
+Peer communication(const Workload& work) {
+  constexpr std::int64_t kMessage = 25 * 1024 * 1024 / sizeof(float);
+  std::int64_t numel = 0;
+  for (const auto& parameter : work.model->parameters()) {
+    numel += parameter.numel();
+  }
+  std::vector<at::Tensor> messages;
+  for (; numel > 0; numel -= kMessage) {
+    messages.push_back(at::ones({std::min(numel, kMessage)}));
+  }
+  auto peer = bare(work);
+  peer.step = [messages] {
+    std::vector<ddp::Work> works;
+    for (const auto& message : messages) {
+      works.push_back(ddp::all_reduce(message, ddp::AllReduceOptions().async_op(true)));
+    }
+    for (auto& started : works) {
+      started.wait();
+    }
+  };
+  return peer;
+}
+
+Peer ours(const Workload& work, bool bucket_view, bool compress) {
   ddp::DistributedDataParallel model(
       work.model, ddp::DistributedDataParallelOptions().gradient_as_bucket_view(bucket_view));
+  if (compress) {
+    model->register_comm_hook(ddp::comm_hooks::fp16_compress());
+  }
   return {[model](const at::Tensor& input) mutable { return model->forward(input); }};
 }
 
@@ -80,6 +107,11 @@ Peer make_peer(const std::string& name, const Workload& work) {
   if (name == "bare") {
     return bare(work);
   }
+  if (name == "forward") {
+    auto peer = bare(work);
+    peer.step = [work, forward = peer.forward] { forward(work.input); };
+    return peer;
+  }
   ddp::init_process_group(ddp::InitProcessGroupOptions(name == "ours_default" ? "" : "gloo")
                               .timeout(std::chrono::seconds(120)));
   if (name == "hand_written" || name == "hand_written_async") {
@@ -88,8 +120,12 @@ Peer make_peer(const std::string& name, const Workload& work) {
   if (name == "c10d_reducer") {
     return c10d_reducer(work);
   }
-  if (name == "ours" || name == "ours_bucket_view" || name == "ours_default") {
-    return ours(work, name != "ours");
+  if (name == "communication") {
+    return communication(work);
+  }
+  if (name == "ours" || name == "ours_bucket_view" || name == "ours_default" ||
+      name == "ours_fp16") {
+    return ours(work, name != "ours", name == "ours_fp16");
   }
   throw std::invalid_argument("no peer " + name);
 }

@@ -1,9 +1,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <test/support/catch2.h>
 #include <test/support/ranks.h>
+#include <thread>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -175,6 +177,72 @@ TEST_CASE("shared memory that was asked for and cannot be is an error on every r
   CHECK(one_asks[1].error_type == "UsageError");
   CHECK_THAT(one_asks[1].error, contains("cannot be used: rank 0 takes Gloo."));
   CHECK(one_asks[0].error_type == "CommunicationError");
+  CHECK_THAT(one_asks[0].error,
+             contains("rank 0: the group was not made: rank 1: the backend \"shm\" cannot be used: "
+                      "rank 0 takes Gloo."));
+}
+
+TEST_CASE("a refusal that all share is heard of before the store goes") {
+  // Reads what the others have announced when their processes are gone, or after a while.
+  class LateStore final : public c10d::PrefixStore {
+   public:
+    LateStore(const c10::intrusive_ptr<c10d::Store>& store, std::function<bool()> others_left)
+        : PrefixStore("", store), others_left_(std::move(others_left)) {}
+    c10::intrusive_ptr<c10d::Store> clone() override {
+      return c10::make_intrusive<LateStore>(store_->clone(), others_left_);
+    }
+    void wait(const std::vector<std::string>& keys,
+              const std::chrono::milliseconds& timeout) override {
+      if (keys.front().find("ddp/member/0") != std::string::npos) {
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
+        while (!others_left_() && std::chrono::steady_clock::now() < deadline) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+      }
+      PrefixStore::wait(keys, timeout);
+    }
+
+   private:
+    const std::function<bool()> others_left_;
+  };
+
+  const ddp::test::ReservedPort port;
+  int left[2];
+  REQUIRE(pipe2(left, O_NONBLOCK) == 0);
+  const auto results = run_ranks(2, [&](const Rank& rank) {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<std::uint16_t>(port.port());
+    options.isServer = rank.rank() == 0;
+    options.waitWorkers = false;
+    c10::intrusive_ptr<c10d::Store> store =
+        c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    if (rank.rank() == 1) {
+      fill_shared_memory();
+      close(left[1]);
+      store = c10::make_intrusive<LateStore>(store, [fd = left[0]] {
+        char letter = 0;
+        return read(fd, &letter, 1) == 1;
+      });
+    }
+    try {
+      ddp::init_process_group(InitProcessGroupOptions("shm")
+                                  .store(std::move(store))
+                                  .rank(rank.rank())
+                                  .world_size(2)
+                                  .timeout(std::chrono::seconds(20)));
+    } catch (const ddp::UsageError&) {
+      store.reset();
+      RANK_CHECK(write(left[1], "x", 1) == 1 || rank.rank() == 1);
+      throw;
+    }
+  });
+  close(left[0]);
+  close(left[1]);
+  INFO(summary(results));
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK(results[rank].error_type == "UsageError");
+    CHECK_THAT(results[rank].error, contains("the backend \"shm\" cannot be used: rank 1: "));
+  }
 }
 
 TEST_CASE("a new group gets what the default one asked for, or its own") {
