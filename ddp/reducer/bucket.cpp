@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <ddp/reducer/bucket.h>
+#include <ddp/reducer/scaled_copy.h>
 
 // Note [Gradients as aliases]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -184,6 +185,8 @@ void Bucket::take(Slot& slot, const at::Tensor& gradient, double factor) const {
   const bool is_in_place = is_alias(gradient, slot.alias);
   if (slot.state == State::kCollected) {
     slot.alias.add_(gradient, factor);
+  } else if (factor != 1.0 && detail::scaled_copy(slot.alias, gradient, factor)) {
+    return;
   } else if (factor == 1.0 || gradient.scalar_type() != slot.alias.scalar_type()) {
     if (!is_in_place) {
       slot.alias.copy_(gradient);
