@@ -13,7 +13,7 @@ struct Peer {
   /// Between backward and the optimizer's step.
   std::function<void()> after_backward = [] {};
   /// In place of a whole step, where there is one.
-  std::function<void()> step;
+  std::function<void()> step = nullptr;
 };
 
 /// bare (no communication); hand_written and hand_written_async (what C++ programs do today: each
