@@ -187,7 +187,7 @@ TEST_CASE("a refusal that all share is heard of before the store goes") {
   class LateStore final : public c10d::PrefixStore {
    public:
     LateStore(const c10::intrusive_ptr<c10d::Store>& store, std::function<bool()> others_left)
-        : PrefixStore("", store), others_left_(std::move(others_left)) {}
+        : PrefixStore("late", store), others_left_(std::move(others_left)) {}
     c10::intrusive_ptr<c10d::Store> clone() override {
       return c10::make_intrusive<LateStore>(store_->clone(), others_left_);
     }
@@ -216,7 +216,9 @@ TEST_CASE("a refusal that all share is heard of before the store goes") {
     options.waitWorkers = false;
     c10::intrusive_ptr<c10d::Store> store =
         c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-    if (rank.rank() == 1) {
+    if (rank.rank() == 0) {
+      store = c10::make_intrusive<c10d::PrefixStore>("late", store);
+    } else {
       fill_shared_memory();
       close(left[1]);
       store = c10::make_intrusive<LateStore>(store, [fd = left[0]] {
