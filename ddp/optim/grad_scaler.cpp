@@ -59,10 +59,18 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> gradients;
   for (auto& group : optimizer.param_groups()) {
     for (auto& parameter : group.params()) {
-      const auto& gradient = parameter.grad();
+      auto& gradient = parameter.mutable_grad();
       if (gradient.defined()) {
+        if (gradient.scalar_type() == at::kHalf) {
+          throw UsageError(
+              "GradScaler: a gradient is of float16: keep the parameters in float32, and let "
+              "autocast compute in float16");
+        }
+        if (gradient.is_sparse()) {
+          gradient = gradient.coalesce();  // its values may be added up only now
+        }
         gradients[{gradient.device().str(), gradient.scalar_type()}].push_back(
-            gradient.is_sparse() ? gradient.coalesce()._values() : gradient);
+            gradient.is_sparse() ? gradient._values() : gradient);
       }
     }
   }
@@ -76,9 +84,15 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (has_stepped_) {
+    throw UsageError(
+        "GradScaler: step was called a second time: call update() after each step(), and take a "
+        "scaler for each optimizer");
+  }
   if (options_.enabled() && found_inf_.empty()) {
     unscale(optimizer);
   }
+  has_stepped_ = options_.enabled();
   float found = 0;
   for (const auto& one : found_inf_) {
     found += one.item<float>();
@@ -90,6 +104,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 }
 
 void GradScaler::update() {
+  has_stepped_ = false;
   if (!options_.enabled() || found_inf_.empty()) {
     return;
   }

@@ -55,7 +55,8 @@ class GradScaler {
   /// `step`. Throws UsageError the second time in one step, and where `scale` was never called.
   void unscale(torch::optim::Optimizer& optimizer);
   /// The optimizer's step, unless a gradient is infinite or not a number; unscales before it, where
-  /// the program has not. Waits for the device. Returns whether the step was made.
+  /// the program has not. Waits for the device. Returns whether the step was made. Throws
+  /// UsageError the second time before `update`, and for a gradient of float16.
   bool step(torch::optim::Optimizer& optimizer);
   /// Adapts the scale. After each `step`.
   void update();
@@ -70,6 +71,7 @@ class GradScaler {
   at::Tensor growth_tracker_;          // steps since the scale changed
   std::vector<at::Tensor> found_inf_;  // by device; empty where nothing was unscaled
   double initial_scale_;
+  bool has_stepped_ = false;  // since the last update
 };
 
 }  // namespace ddp

@@ -151,8 +151,10 @@ void Reducer::prepare_for_forward() {
   }
   check_device_works();
   follow_parameters();
-  if (rebuild_due()) {
+  if (!rebuilt_ && !finds_unused()) {
     refuse_capture("rank 0's order of the gradients");
+  }
+  if (rebuild_due()) {
     rebuild_buckets();
   }
   is_armed_ = true;

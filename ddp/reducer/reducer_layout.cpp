@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include <ATen/ATen.h>
 
@@ -107,8 +109,23 @@ BucketAssignment Reducer::agree_with_rank_0(const BucketAssignment& own) {
                                      host.data_ptr<std::int32_t>() + host.numel());
   };
   indices = from_rank_0(indices);
-  sizes.resize(indices.back(), 0);
-  sizes = from_rank_0(sizes);
+  const auto count = indices.back();
+  const auto is_size = [](std::int32_t size) { return size > 0; };
+  const auto is_index = [&](std::int32_t index) {
+    return index >= 0 && static_cast<std::size_t>(index) < parameters_.size();
+  };
+  bool is_layout = count > 0 && static_cast<std::size_t>(count) < indices.size() &&
+                   std::all_of(indices.begin(), indices.end() - 1, is_index);
+  if (is_layout) {
+    sizes.resize(count, 0);
+    sizes = from_rank_0(sizes);
+    is_layout = std::all_of(sizes.begin(), sizes.end(), is_size) &&
+                std::accumulate(sizes.begin(), sizes.end(), std::size_t{1}) == indices.size();
+  }
+  if (!is_layout) {  // a broadcast that failed on the device leaves anything there
+    communication_failed("the broadcast of rank 0's layout of the buckets",
+                         "what came is not a layout: a rank was lost, or has another model");
+  }
   BucketAssignment agreed;
   auto next = indices.begin();
   for (const auto size : sizes) {

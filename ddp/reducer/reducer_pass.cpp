@@ -371,6 +371,9 @@ void Reducer::start_used_map() {
   std::vector<at::Tensor> tensors{used_map_};
   try {
     used_work_ = process_group_->allreduce(tensors);
+    if (detail::wait_kind(*process_group_, device) == detail::WaitKind::kStream) {
+      device_works_.add("the all-reduce of the used parameters", *used_work_);
+    }
   } catch (const std::exception& error) {
     communication_failed("the all-reduce of the used parameters", detail::concise(error));
   }

@@ -79,10 +79,12 @@ TEST_CASE("a local rank without a GPU", "[fake_driver]") {
 
 TEST_CASE("an NCCL plug-in that is missing, broken or foreign", "[fake_driver]") {
   Variables variables{{"FAKE_GPUS", "one"}, {"DDP_NCCL_PLUGIN", "/nowhere/libddp_nccl.so"}};
-  check_refused(
-      ask_for("nccl", variables),
-      "DDP_NCCL_PLUGIN=/nowhere/libddp_nccl.so: there is no such file; it names ddp's NCCL "
-      "plug-in");
+  for (const auto* const backend : {"nccl", ""}) {
+    check_refused(
+        ask_for(backend, variables),
+        "DDP_NCCL_PLUGIN=/nowhere/libddp_nccl.so: there is no such file; it names ddp's NCCL "
+        "plug-in");
+  }
   variables["DDP_NCCL_PLUGIN"] = DDP_TEST_NO_LIBRARY;
   check_refused(ask_for("nccl", variables), "could not be loaded: ");
   check_refused(ask_for("nccl", variables), "It needs LibTorch's CUDA half and CUDA's libraries");

@@ -67,6 +67,34 @@ TEST_CASE("gradients can be looked at before the step") {
   CHECK(training.position() == -3);
 }
 
+TEST_CASE("a second step before the update is refused: its gradients would not be unscaled") {
+  Training training(Options().init_scale(8));
+  training.scaler.scale((training.weight * 3).sum()).backward();
+  CHECK(training.scaler.step(training.optimizer));
+  REQUIRE_THROWS_WITH(training.scaler.step(training.optimizer),
+                      contains("GradScaler: step was called a second time: call update()"));
+  CHECK(training.position() == -3);
+  training.scaler.update();
+  CHECK(training.step(1));
+}
+
+TEST_CASE("a sparse gradient whose values are not added up yet is unscaled, too") {
+  Training training(Options().init_scale(4));
+  const auto indices = at::zeros({1, 2}, at::kLong);
+  training.scaler.scale(training.weight.sum());
+  training.weight.mutable_grad() = at::sparse_coo_tensor(indices, at::tensor({4.0F, 8.0F}), {1});
+  CHECK(training.scaler.step(training.optimizer));
+  CHECK(training.position() == -3);
+}
+
+TEST_CASE("gradients of float16 are refused, as Python's scaler does") {
+  auto weight = at::zeros({1}, at::kHalf).set_requires_grad(true);
+  torch::optim::SGD optimizer({weight}, 1.0);
+  ddp::GradScaler scaler;
+  scaler.scale(weight.sum().to(at::kFloat)).backward();
+  REQUIRE_THROWS_WITH(scaler.step(optimizer), contains("GradScaler: a gradient is of float16"));
+}
+
 TEST_CASE("a scaler that is switched off changes nothing") {
   Training training(Options().enabled(false));
   CHECK(training.step(3));

@@ -44,6 +44,9 @@ TEST_CASE("a device that CUDA refuses, by its words") {
              contains("Other processes have its memory"));
   CHECK_THAT(cuda_device_problem(0, "CUDA driver version is insufficient for CUDA runtime version"),
              contains("The driver is older than LibTorch's CUDA"));
+  CHECK_THAT(cuda_device_problem(0, "Cannot initialize CUDA without ATen_cuda library."),
+             contains("LibTorch was asked about CUDA before its CUDA half was loaded") &&
+                 contains("call ddp::init_process_group() before them"));
   CHECK_THAT(cuda_device_problem(0, "an ECC error"),
              contains("nvidia-smi shows whether the GPU and its driver work"));
 }

@@ -79,7 +79,11 @@ class StreamGroup : public c10d::ProcessGroup {
   }
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& /*options*/) override {
-    return start(tensors.front(), [] {});
+    return start(tensors.front(), [this, memory = memory_of(tensors.front())] {
+      if (on_broadcast) {
+        on_broadcast(memory);
+      }
+    });
   }
   void abort() override { aborted = true; }
 
@@ -88,6 +92,7 @@ class StreamGroup : public c10d::ProcessGroup {
   std::vector<at::Tensor> sent;
   std::vector<c10::intrusive_ptr<StreamWork>> works;
   bool aborted = false;
+  std::function<void(const at::Tensor& memory)> on_broadcast;
 
  private:
   c10::intrusive_ptr<c10d::Work> start(const at::Tensor& tensor, std::function<void()> kernel) {
@@ -348,11 +353,27 @@ TEST_CASE("after a collective of the program's own the stream waits, and a failu
   ddp::destroy_process_group(group);
 }
 
+TEST_CASE("a layout whose broadcast failed on the device is not taken") {
+  for (const int left_there : {-7, 0, 1, 1000000}) {
+    Model model(2);
+    model.make();
+    model.step(1, 1);
+    model.group->on_broadcast = [&](const at::Tensor& memory) { memory.fill_(left_there); };
+    REQUIRE_THROWS_WITH(model.step(1, 1),
+                        contains("rank 0 of 2: the broadcast of rank 0's layout of the buckets "
+                                 "failed: what came is not a layout"));
+    CHECK(model.channel->aborted);
+  }
+}
+
 TEST_CASE("a graph's capture must not ask the device") {
-  bool is_capturing = false;
+  bool is_capturing = true;
   Model model(2);
   model.options.is_capturing = [&] { return is_capturing; };
   model.make();
+  REQUIRE_THROWS_WITH(model.step(1, 1),  // its buckets would go with the next layout
+                      contains("and must learn rank 0's order of the gradients"));
+  is_capturing = false;
   model.step(1, 1);
   is_capturing = true;
   REQUIRE_THROWS_WITH(

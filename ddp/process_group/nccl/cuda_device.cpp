@@ -26,6 +26,14 @@ std::string cuda_device_problem(int local_rank, const std::string& words) {
            "The driver is older than LibTorch's CUDA: update it (nvidia-smi shows the CUDA "
            "version that it serves), or take a LibTorch of an older CUDA";
   }
+  if (words.find("without ATen_cuda") != std::string::npos) {
+    return begin +
+           "LibTorch was asked about CUDA before its CUDA half was loaded, and remembers that "
+           "there "
+           "is none (torch::manual_seed, torch::cuda::is_available and others ask): call "
+           "ddp::init_process_group() before them, or link the program with LibTorch's CUDA half "
+           "(-Wl,--no-as-needed -ltorch_cuda)";
+  }
   return begin + "nvidia-smi shows whether the GPU and its driver work";
 }
 

@@ -1,3 +1,6 @@
+#include <atomic>
+#include <cstdlib>
+
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -20,19 +23,49 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
       asyncErrorHandling_ = c10d::CleanUpOnly;
     }
   }
+
+  /// c10d's holds its locks while NCCL waits for what still runs, and an abort would wait for them:
+  /// so what runs ends first, or is aborted.
+  void shutdown() override {
+    waitForPendingWorks();
+    if (!aborted_) {
+      ProcessGroupNCCL::shutdown();
+    }
+  }
+  void abort() override {
+    aborted_ = true;
+    ProcessGroupNCCL::abort();
+  }
+
+ private:
+  std::atomic<bool> aborted_{false};
 };
+
+/// After a failure c10d's threads write down what ran, which takes a minute in which nothing can be
+/// started or ended, and then end the process. Not so here, unless the user asks for it.
+void leave_out_dumps() {
+  for (const auto* const name :
+       {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"}) {
+    setenv(name, "0", /*overwrite=*/0);
+  }
+}
 
 class Plugin final : public NcclPlugin {
  public:
   void set_device(int device) const override {
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+    if (prepared_ == device) {
+      return;
+    }
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     // Makes the context: a device that is taken is found here, and not in the first allocation.
     c10::cuda::device_synchronize();
+    prepared_ = device;
   }
 
   c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const NcclSettings& settings) const override {
+    leave_out_dumps();
     auto options = NcclBackend::Options::create();
     options->timeout = settings.timeout;
     options->group_name = settings.name;
@@ -48,6 +81,9 @@ class Plugin final : public NcclPlugin {
   bool is_capturing() const override {
     return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   }
+
+ private:
+  mutable std::atomic<int> prepared_{-1};
 };
 
 }  // namespace

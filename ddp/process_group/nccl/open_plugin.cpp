@@ -79,7 +79,10 @@ void* open_file(const std::string& who) {
 
 }  // namespace
 
-bool nccl_plugin_exists() { return is_linked() || find_file().has_value(); }
+bool nccl_plugin_exists() {
+  // A file that was named and is missing is an error, not a machine without NCCL.
+  return is_linked() || environment(kVariable) || find_file();
+}
 
 const NcclPlugin& open_nccl_plugin(const std::string& who) {
   if (const auto* plugin = opened.load()) {
