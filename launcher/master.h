@@ -24,8 +24,8 @@ struct Master {
 Master choose_master(const Options& options);
 
 /// Reserves a free port on all addresses of this machine, for a round of an elastic job: whoever
-/// gets rank 0 is found there by the other nodes. Another one than `used_before`. Returns the socket
-/// that holds it. Throws Error.
+/// gets rank 0 is found there by the other nodes. Another one than `used_before`. Returns the
+/// socket that holds it. Throws Error.
 UniqueFd reserve_port_for_all_nodes(uint16_t* port, uint16_t used_before);
 
 /// Where the workers of the next attempt meet: at a fresh port where the launcher chose it, so that

@@ -378,6 +378,38 @@ TEST_CASE("a rank that does not come is named after the timeout") {
   CHECK(errors[1].empty());
 }
 
+TEST_CASE("a call that another rank has given up fails for who comes to it later, too") {
+  // All that it needs is there when it comes.
+  for (const auto kind : {Kind::kBarrier, Kind::kAllReduce}) {
+    std::atomic<bool> is_over{false};
+    const auto errors = run_ranks(3, [&](Member& member) {
+      std::vector<float> values(4, 1.0F);
+      Call call;
+      call.kind = kind;
+      if (kind == Kind::kAllReduce) {
+        call.type = DataType::kFloat;
+        call.count = values.size();
+        call.data = reinterpret_cast<std::byte*>(values.data());
+      }
+      if (member.rank == 1) {
+        while (!is_over) {
+          std::this_thread::yield();
+        }
+        member.run(call);
+        return;
+      }
+      call.timeout = milliseconds(100);
+      try {
+        member.run(call);
+      } catch (const ShmError& error) {
+        is_over = true;
+        throw;
+      }
+    });
+    CHECK_THAT(errors[1], contains("has left the group"));
+  }
+}
+
 TEST_CASE("leaving ends this rank's own waits") {
   std::atomic<bool> is_waiting{false};
   std::atomic<bool> is_over{false};

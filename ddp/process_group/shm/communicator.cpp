@@ -75,6 +75,12 @@ bool Communicator::wait_for_all(Clock::time_point pause, Clock::time_point deadl
           !sleep(rank, std::min<Clock::duration>({kLook, pause - now, deadline - now}));
     }
   }
+  for (int rank = 0; rank < size(); ++rank) {
+    const auto& mailbox = *mailboxes_[rank];
+    if (mailbox.has_left.load() == kGaveUp && mailbox.progress.load() == steps_) {
+      fail_left(rank);
+    }
+  }
   return true;
 }
 
@@ -83,7 +89,7 @@ bool Communicator::sleep(int rank, Clock::duration limit) {
   bool was_woken = true;
   mailbox.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const auto seen = mailbox.progress.load(std::memory_order_seq_cst);
-  if (static_cast<std::int32_t>(seen - steps_) < 0 && mailbox.has_left.load() == 0) {
+  if (static_cast<std::int32_t>(seen - steps_) < 0 && mailbox.has_left.load() == kStays) {
     was_woken = futex_wait(mailbox.progress, seen, limit);
   }
   mailbox.sleepers.fetch_sub(1, std::memory_order_seq_cst);
@@ -101,22 +107,30 @@ bool Communicator::all_have_come() const {
 
 void Communicator::check_others(bool with_processes) const {
   if (has_left()) {
-    throw ShmError("this rank has left the group");
+    fail_left(rank_);
   }
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) {
       continue;
     }
-    const bool left = mailboxes_[rank]->has_left.load() != 0;
+    const bool left = mailboxes_[rank]->has_left.load() != kStays;
     const bool ended = !left && with_processes && peers_[rank]->has_ended();
     // Asked in this order: a rank may have made this step as its last. Then it has seen all others
     // make it.
     if ((left || ended) && !all_have_come()) {
-      throw ShmError(
-          left ? fmt::format("rank {} has left the group", rank)
-               : fmt::format("rank {} has ended (process {})", rank, peers_[rank]->pid()));
+      if (left) {
+        fail_left(rank);
+      }
+      throw ShmError(fmt::format("rank {} has ended (process {})", rank, peers_[rank]->pid()));
     }
   }
+}
+
+void Communicator::fail_left(int rank) const {
+  if (rank == rank_) {
+    throw ShmError("this rank has left the group");
+  }
+  throw ShmError(fmt::format("rank {} has left the group", rank));
 }
 
 void Communicator::fail_late(std::chrono::milliseconds timeout) const {
@@ -137,13 +151,19 @@ void Communicator::leave() {
   if (getpid() != owner_ || size() == 1) {
     return;
   }
-  mailboxes_[rank_]->has_left.store(1);
+  auto& own = *mailboxes_[rank_];
+  const auto steps = own.progress.load();
+  const bool is_complete = std::all_of(mailboxes_.begin(), mailboxes_.end(), [&](auto* mailbox) {
+    return static_cast<std::int32_t>(mailbox->progress.load() - steps) >= 0;
+  });
+  std::uint32_t before = kStays;
+  own.has_left.compare_exchange_strong(before, is_complete ? kLeft : kGaveUp);
   for (auto* mailbox : mailboxes_) {
     // The others sleep on this rank's word; this rank's threads on those of the others.
     futex_wake(mailbox->progress);
   }
 }
 
-bool Communicator::has_left() const { return mailboxes_[rank_]->has_left.load() != 0; }
+bool Communicator::has_left() const { return mailboxes_[rank_]->has_left.load() != kStays; }
 
 }  // namespace ddp::shm

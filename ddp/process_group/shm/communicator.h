@@ -61,6 +61,7 @@ class Communicator {
   }
   bool all_have_come() const;
   void check_others(bool with_processes) const;
+  [[noreturn]] void fail_left(int rank) const;
   [[noreturn]] void fail_late(std::chrono::milliseconds timeout) const;
   bool sleep(int rank, Clock::duration limit);
 

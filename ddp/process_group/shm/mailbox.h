@@ -66,6 +66,10 @@ struct SegmentHeader {
   std::uint64_t serial;
 };
 
+/// Whether a rank is in the group. One that gives up has not seen all others make its last step,
+/// and that step's collective is over for who comes to it later, too.
+enum Leave : std::uint32_t { kStays = 0, kLeft = 1, kGaveUp = 2 };
+
 /// What one rank writes and the others read.
 ///
 /// `progress` counts the steps of collectives that the rank has made. In every collective all ranks
@@ -78,7 +82,7 @@ struct Mailbox {
   SegmentHeader header;
   alignas(kCacheLine) std::atomic<std::uint32_t> progress;
   std::atomic<std::uint32_t> sleepers;
-  /// The rank has left the group: it makes no more steps.
+  /// A `Leave`: the rank has left the group and makes no more steps.
   std::atomic<std::uint32_t> has_left;
   alignas(kCacheLine) Announcement announcements[2];
   alignas(kCacheLine) std::byte messages[2][kInlineBytes];
