@@ -52,7 +52,8 @@ class GradScaler {
   /// The loss times the scale.
   at::Tensor scale(const at::Tensor& loss);
   /// Divides the optimizer's gradients by the scale now, so that the program may clip them before
-  /// `step`. Throws UsageError the second time in one step, and where `scale` was never called.
+  /// `step`. Throws UsageError the second time in one step, for a gradient of float16, and where
+  /// `scale` was never called.
   void unscale(torch::optim::Optimizer& optimizer);
   /// The optimizer's step, unless a gradient is infinite or not a number; unscales before it, where
   /// the program has not. Waits for the device. Returns whether the step was made. Throws

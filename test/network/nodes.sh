@@ -1,29 +1,17 @@
-# Nodes for the tests of jobs over several: each is a network namespace of its own, joined by veth pairs
-# to a bridge in one more. To be sourced by a test that is called as
+# For the tests of jobs over several nodes (namespaces.sh makes these). To be sourced by a test that is called as
 #
 #   TEST NAME LAUNCH WORKER ...
-#
-# Everything lies below one process (unshare) with namespaces of its own for the network, mounts and
-# processes: when that ends, the kernel ends and removes it all, whatever happened.
 set -euo pipefail
 
 name=$1
 launch=$2
 worker=$3
 
-if [ -z "${DDP_NETWORK_TEST:-}" ]; then
-  probe='mount -t tmpfs none /run && ip link add name left type veth peer name right && ip link add name switch type bridge && ip netns add x'
-  if ! unshare --net --mount --pid --fork sh -c "$probe" 2>/dev/null; then
-    echo "skipped: needs the right to make network namespaces (root), and iproute2"
-    exit 77
-  fi
-  DDP_NETWORK_TEST=1 exec unshare --net --mount --pid --fork --kill-child --mount-proc "$0" "$@"
-fi
+source "$(dirname "${BASH_SOURCE[0]}")/namespaces.sh"
+enter_namespaces "$@"
 
 die() { printf '%s: %s\n' "$name" "$*" >&2; tail -n 40 "$folder"/node* >&2 || true; exit 1; }
 
-mount -t tmpfs none /run  # ip keeps its namespaces here
-mkdir -p /run/netns
 folder=$(mktemp -d "${TMPDIR:-/tmp}/launch-network-XXXXXX")
 trap 'rm -rf "$folder"' EXIT
 # A batch system's variables are the test's own.
@@ -36,21 +24,6 @@ await() {  # until the command succeeds
   until "$@" 2>/dev/null; do
     [ $SECONDS -lt $end ] || die "waited in vain until $what"
     sleep 0.01
-  done
-}
-
-make_nodes() {
-  local i
-  ip link add name switch type bridge
-  ip link set switch up
-  for ((i = 0; i < $1; i++)); do
-    ip netns add "node$i"
-    ip link add name "port$i" type veth peer name eth0 netns "node$i"
-    ip link set "port$i" master switch up
-    ip -n "node$i" link set lo up
-    ip -n "node$i" addr add "10.77.0.$((i + 1))/24" dev eth0
-    ip -n "node$i" addr add "fd77::$((i + 1))/64" dev eth0 nodad
-    ip -n "node$i" link set eth0 up
   done
 }
 

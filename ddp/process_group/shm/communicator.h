@@ -49,7 +49,8 @@ class Communicator {
   bool wait_for_all(Clock::time_point pause, Clock::time_point deadline, Patience patience,
                     std::chrono::milliseconds timeout);
 
-  /// Leaves the group for good: this rank's waits end, and the others' for it. Not in a process
+  /// Leaves the group for good: this rank's waits end, and the others' for it. A step to which not
+  /// all have come is over for those who come later, too. Not in a process
   /// that the rank forked, nor alone in a group, where nobody waits.
   void leave();
   bool has_left() const;
